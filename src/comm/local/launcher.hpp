@@ -1,0 +1,32 @@
+// Ranks as threads of this process: the `local` backend, and the launcher that runs them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.hpp"
+
+namespace weft {
+
+// A pretended link between ranks, to measure overlap: an operation is done latency + bytes / bandwidth after its last
+// rank has joined it, whatever the ranks do meanwhile.
+struct LinkModel {
+  std::chrono::nanoseconds latency{0};
+  double bytes_per_second = 0;
+};
+
+struct LocalOptions {
+  int ranks = 1;
+  std::chrono::milliseconds timeout{600'000};  // --distributed-timeout-seconds
+  std::optional<LinkModel> link;
+};
+
+// Runs body(world) in `ranks` threads and joins them all. The first failure (exception, timeout, ranks of a group whose
+// calls differ) sets a flag that every wait watches; the other ranks leave with Aborted; the first failure is rethrown
+// here, its message naming the rank. No rank can hang for longer than the timeout.
+void run_local_ranks(const LocalOptions& options, const std::function<void(Communicator& world)>& body);
+
+}  // namespace weft
