@@ -1,0 +1,36 @@
+// Scaled dot-product attention, tiled with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022): memory is
+// linear in the sequence length. Grouped queries: query head i reads key/value head i / (q_heads / kv_heads).
+#pragma once
+
+#include "core/lane.hpp"
+#include "core/rng.hpp"
+
+namespace weft::ops {
+
+struct AttentionOptions {
+  int head_dim = 0;
+  double scale = 1;     // on q·k
+  bool causal = true;   // query i sees keys 0 .. i + query_offset
+  std::int64_t query_offset = 0;  // keys before the first query (a KV cache)
+  // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and scaled by
+  // 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not depend on layout.
+  double dropout = 0;
+  RandomKey dropout_key;
+  Tensor sample_ids;                // [b] i64 (host memory): global sample numbers; needed when dropout > 0
+  std::int64_t first_head = 0;      // global number of this rank's first query head
+};
+
+struct AttentionResult {
+  Tensor out;  // [s, b, q_heads · head_dim]
+  Tensor lse;  // [b, q_heads, s] log-sum-exp of the scaled scores; f32 (f64 for f64)
+};
+
+// q [s, b, q_heads · head_dim], k and v [sk, b, kv_heads · head_dim]; all may be strided views of packed qkv.
+AttentionResult attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const AttentionOptions& options);
+// Writes dq, dk, dv (shapes of q, k, v; may be strided views of one packed tensor).
+void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionResult& forward, const AttentionOptions& options, const Tensor& dq,
+                        const Tensor& dk, const Tensor& dv);
+
+}  // namespace weft::ops
