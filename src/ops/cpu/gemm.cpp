@@ -1,0 +1,209 @@
+// Packed matrix product: each piece is a tile of c and packs its own panels of a and b (converted to the
+// accumulator type on the way, so 16-bit operands cost no extra pass). The split of k is fixed and each
+// element of c is summed in order of k, so the result does not depend on the tiles, on the number of workers
+// or on the other rows.
+#include <algorithm>
+
+#include "ops/cpu/kernels.hpp"
+#include "ops/cpu/support.hpp"
+#include "ops/cpu/tile_product.hpp"
+
+namespace weft::ops::cpu {
+namespace {
+
+constexpr Index kDepth = 256;     // of k at a time: a panel of b (16 columns) stays in L1
+constexpr Index kBlockRows = 96;  // rows of packed a at a time: they stay in L2
+
+struct Tiling {
+  Index rows, columns;   // of a tile of c
+  Index across, pieces;  // tiles in a row of tiles; all tiles
+  int slots;
+};
+
+// Large tiles pack less; there should be a few for each worker.
+Tiling choose_tiling(const Lane& lane, Index m, Index n, Index unit) {
+  const int threads = lane.workers.threads();
+  Index rows = std::min<Index>(round_up(m, kTileRows), 384),
+        columns = std::min<Index>(round_up(n, unit), 512);
+  while (ceil_div(m, rows) * ceil_div(n, columns) < 3 * threads && std::max(rows, columns) > 48) {
+    if (rows >= columns) {
+      rows = round_up(ceil_div(rows, 2), kTileRows);
+    } else {
+      columns = round_up(ceil_div(columns, 2), unit);
+    }
+  }
+  // Even tiles: no thin last row or column of tiles.
+  rows = round_up(ceil_div(m, ceil_div(m, rows)), kTileRows);
+  columns = round_up(ceil_div(n, ceil_div(n, columns)), unit);
+  Tiling t{rows, columns, ceil_div(n, columns), 0, 0};
+  t.pieces = ceil_div(m, rows) * t.across;
+  t.slots = static_cast<int>(std::min<Index>(threads, t.pieces));
+  return t;
+}
+
+// Elements of one slot: packed a, packed b, and the tile of c where it is not summed in place.
+template <class A>
+Index slot_elements(const Tiling& t, bool own_c) {
+  return kDepth * (t.rows + t.columns) + (own_c ? t.rows * t.columns : 0);
+}
+
+// Panels of Width "lines" (rows of a, columns of b): out[panel][p][line]. `line_stride` and `depth_stride`
+// say where element (line, p) lies. Lines past `lines` become zeros.
+template <int Width, class T, class A>
+void pack(const T* in, Index line_stride, Index depth_stride, Index lines, Index depth, A* out) {
+  for (Index first = 0; first < lines; first += Width, out += depth * Width) {
+    const T* panel = in + first * line_stride;
+    const Index count = std::min<Index>(Width, lines - first);
+    if (count < Width) std::fill(out, out + depth * Width, A{0});
+    if (line_stride == 1) {
+      for (Index p = 0; p < depth; ++p) {
+        const T* __restrict from = panel + p * depth_stride;
+        A* __restrict to = out + p * Width;
+        if (count == Width) {
+          for (Index i = 0; i < Width; ++i) to[i] = to_acc(from[i]);
+        } else {
+          for (Index i = 0; i < count; ++i) to[i] = to_acc(from[i]);
+        }
+      }
+    } else {
+      // Eight of k at a time: each line is read by whole vectors and written down the panel.
+      constexpr Index kRun = 8;
+      Index p = 0;
+      for (; p + kRun <= depth; p += kRun) {
+        for (Index i = 0; i < count; ++i) {
+          const T* __restrict from = panel + i * line_stride + p;
+          A* __restrict to = out + p * Width + i;
+          for (Index q = 0; q < kRun; ++q) to[q * Width] = to_acc(from[q]);
+        }
+      }
+      for (; p < depth; ++p) {
+        for (Index i = 0; i < count; ++i) out[p * Width + i] = to_acc(panel[i * line_stride + p]);
+      }
+    }
+  }
+}
+
+template <class A>
+void multiply_panels(Index m, Index n, Index depth, const A* a, const A* b, A* c, Index ldc,
+                     bool accumulate) {
+  constexpr Index kColumns = kTileColumns<A>;
+  for (Index block = 0; block < m; block += kBlockRows) {
+    const Index block_end = std::min(m, block + kBlockRows);
+    for (Index j = 0; j < n; j += kColumns) {
+      const A* panel = b + j * depth;
+      for (Index i = block; i < block_end; i += kTileRows) {
+        const int rows = static_cast<int>(std::min<Index>(kTileRows, m - i));
+        if (n - j >= kColumns) {
+          register_tile(rows, depth, a + i * depth, 1, kTileRows, panel, kColumns, c + i * ldc + j, ldc,
+                        accumulate);
+          continue;
+        }
+        A edge[kTileRows * kColumns];
+        register_tile(rows, depth, a + i * depth, 1, kTileRows, panel, kColumns, edge, kColumns, false);
+        for (Index r = 0; r < rows; ++r) {
+          A* out = c + (i + r) * ldc + j;
+          for (Index s = 0; s < n - j; ++s)
+            out[s] = accumulate ? out[s] + edge[r * kColumns + s] : edge[r * kColumns + s];
+        }
+      }
+    }
+  }
+}
+
+// T: a and b; O: c.
+template <class T, class O>
+void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
+  using A = accumulator_t<T>;
+  constexpr Index kColumns = kTileColumns<A>;
+  constexpr bool kInPlace = std::same_as<O, A>;
+  const Index m = g.m(), n = g.n(), k = g.k();
+  const Tiling t = choose_tiling(lane, m, n, kColumns);
+  const T* a = g.a.data<T>();
+  const T* b = g.b.data<T>();
+  const T* bias = g.bias.defined() ? g.bias.data<T>() : nullptr;
+  O* c = g.c.data<O>();
+  const bool a_transposed = g.form == Gemm::Form::kTN;
+  const Index a_line = a_transposed ? 1 : g.a.ld(), a_depth = a_transposed ? g.a.ld() : 1;
+  const bool b_transposed = g.form == Gemm::Form::kNT;
+  const Index b_line = b_transposed ? g.b.ld() : 1, b_depth = b_transposed ? 1 : g.b.ld();
+  const Index slot_size = slot_elements<A>(t, !kInPlace);
+  A* const memory = reinterpret_cast<A*>(scratch.raw());
+  Slots slots(t.slots);
+
+  lane.workers.parallel_for(t.pieces, 1, [&](Index piece, Index) {
+    const Slots::Lease slot(slots);
+    A* packed_a = memory + slot.index() * slot_size;
+    A* packed_b = packed_a + kDepth * t.rows;
+    const Index i0 = piece / t.across * t.rows, j0 = piece % t.across * t.columns;
+    const Index rows = std::min(t.rows, m - i0), columns = std::min(t.columns, n - j0);
+    A* sums;
+    Index lds;
+    if constexpr (kInPlace) {
+      sums = c + i0 * g.c.ld() + j0;
+      lds = g.c.ld();
+    } else {
+      sums = packed_b + kDepth * t.columns;
+      lds = t.columns;
+    }
+    bool accumulate = kInPlace && g.beta != 0;
+    for (Index p = 0; p < k || p == 0; p += kDepth) {
+      const Index depth = std::min(kDepth, k - p);
+      pack<kTileRows>(a + i0 * a_line + p * a_depth, a_line, a_depth, rows, depth, packed_a);
+      pack<kColumns>(b + j0 * b_line + p * b_depth, b_line, b_depth, columns, depth, packed_b);
+      multiply_panels(rows, columns, depth, packed_a, packed_b, sums, lds, accumulate);
+      accumulate = true;
+    }
+    if (kInPlace && bias == nullptr) return;
+    for (Index i = 0; i < rows; ++i) {
+      A* __restrict from = sums + i * lds;
+      if (bias != nullptr) {
+        for (Index j = 0; j < columns; ++j) from[j] += to_acc(bias[j0 + j]);
+      }
+      if constexpr (!kInPlace) convert(from, c + (i0 + i) * g.c.ld() + j0, columns);
+    }
+  });
+}
+
+}  // namespace
+
+std::int64_t gemm_scratch(const Lane& lane, const Gemm& g) {
+  const bool wide = g.a.dtype() == DType::kF64;
+  const Tiling t = choose_tiling(lane, g.m(), g.n(), wide ? kTileColumns<double> : kTileColumns<float>);
+  const bool own_c = g.c.dtype() != accumulator_of(g.a.dtype());
+  return t.slots * slot_elements<float>(t, own_c) * (wide ? 8 : 4);
+}
+
+void gemm(Lane& lane, const Gemm& g, const Tensor& scratch) {
+  visit_floating(g.a.dtype(), [&]<class T>(T) {
+    if (g.c.dtype() == accumulator_of(g.a.dtype())) {
+      run<T, accumulator_t<T>>(lane, g, scratch);
+    } else {
+      run<T, T>(lane, g, scratch);
+    }
+  });
+}
+
+std::int64_t row_chunks(std::int64_t rows) {
+  return RowRanges(rows).count;
+}
+
+void bias_gradient(Lane& lane, const Tensor& dy, const Tensor& db, float beta, const Tensor& scratch) {
+  visit_floating(dy.dtype(), [&]<class T>(T) {
+    using A = accumulator_t<T>;
+    const Index n = dy.columns();
+    const T* in = dy.data<T>();
+    A* partial = scratch.data<A>();
+    const RowRanges ranges(dy.rows());
+    lane.workers.parallel_for(ranges.count, 1, [&](Index range, Index) {
+      A* __restrict sums = partial + range * n;
+      std::fill(sums, sums + n, A{0});
+      for (Index r = ranges.begin(range); r < ranges.end(range); ++r) {
+        const T* __restrict row = in + r * dy.ld();
+        for (Index j = 0; j < n; ++j) sums[j] += to_acc(row[j]);
+      }
+    });
+    reduce_rows(lane, partial, ranges.count, n, beta, db.data<A>());
+  });
+}
+
+}  // namespace weft::ops::cpu
