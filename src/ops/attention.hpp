@@ -13,7 +13,9 @@ struct AttentionOptions {
   bool causal = true;   // query i sees keys 0 .. i + query_offset
   std::int64_t query_offset = 0;  // keys before the first query (a KV cache)
   // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and scaled by
-  // 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not depend on layout.
+  // 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not depend on layout:
+  // Philox counter = (key / 4 | query << 32, sample << 20 | head), word = key % 4, kept when uniform(word) ≥ dropout;
+  // query = index + query_offset, head = first_head + index.
   double dropout = 0;
   RandomKey dropout_key;
   Tensor sample_ids;                // [b] i64 (host memory): global sample numbers; needed when dropout > 0

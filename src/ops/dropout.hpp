@@ -1,5 +1,6 @@
 // Bias, dropout and residual in one pass. The mask of element (sample, token, channel) is a function of the key and of
-// these global indices only: Philox counter = (channel / 4 | token << 32, sample), word = channel % 4.
+// these global indices only: Philox counter = (channel / 4 | token << 32, sample), word = channel % 4;
+// it is kept when uniform(word) ≥ p, and then scaled by 1 / (1 − p).
 #pragma once
 
 #include "core/lane.hpp"

@@ -1,14 +1,11 @@
 #include "ops/gemm.hpp"
 
+#include "ops/checks.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
 
 namespace weft::ops {
 namespace {
-
-std::string describe(const Tensor& x) {
-  return x.defined() ? fmt::format("{} {}", name_of(x.dtype()), to_string(x.shape())) : "(undefined)";
-}
 
 void run(Lane& lane, const char* op, const Gemm& g) {
   const auto n_inner = g.form == Gemm::Form::kNT ? g.b.columns() : g.b.rows();

@@ -1,0 +1,69 @@
+#include "ops/activation.hpp"
+
+#include "ops/checks.hpp"
+#include "ops/cpu/kernels.hpp"
+#include "ops/dispatch.hpp"
+
+namespace weft::ops {
+namespace {
+
+Shape halved(const Tensor& x, const char* op) {
+  WEFT_CHECK(x.rank() >= 1 && x.columns() % 2 == 0, "{}: x is {}; its last dimension holds two halves", op,
+             describe(x));
+  Shape shape = x.shape();
+  shape.set(-1, x.columns() / 2);
+  return shape;
+}
+
+}  // namespace
+
+const char* name_of(Activation activation) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return "gelu_tanh";
+    case Activation::kGeluErf:
+      return "gelu_erf";
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kSquaredRelu:
+      return "squared_relu";
+    case Activation::kQuickGelu:
+      return "quick_gelu";
+  }
+  return "?";
+}
+
+Tensor activation(Lane& lane, Activation kind, const Tensor& x) {
+  check_floating(x, "activation", "x");
+  Tensor y = lane.alloc(x.dtype(), x.shape(), "activation result");
+  WEFT_OPS_DISPATCH(lane, activation, kind, x, y);
+  return y;
+}
+
+Tensor activation_backward(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x) {
+  check_floating(x, "activation_backward", "x");
+  check_like(dy, x, "activation_backward", "dy");
+  Tensor dx = lane.alloc(x.dtype(), x.shape(), "activation gradient");
+  WEFT_OPS_DISPATCH(lane, activation_backward, kind, dy, x, dx);
+  return dx;
+}
+
+Tensor gated_activation(Lane& lane, Activation kind, const Tensor& x) {
+  check_floating(x, "gated_activation", "x");
+  Tensor y = lane.alloc(x.dtype(), halved(x, "gated_activation"), "gated_activation result");
+  WEFT_OPS_DISPATCH(lane, gated_activation, kind, x, y);
+  return y;
+}
+
+Tensor gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x) {
+  check_floating(x, "gated_activation_backward", "x");
+  WEFT_CHECK(dy.dtype() == x.dtype() && dy.shape() == halved(x, "gated_activation_backward"),
+             "gated_activation_backward: dy is {} for x {}", describe(dy), describe(x));
+  Tensor dx = lane.alloc(x.dtype(), x.shape(), "gated_activation gradient");
+  WEFT_OPS_DISPATCH(lane, gated_activation_backward, kind, dy, x, dx);
+  return dx;
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,99 @@
+#include <cmath>
+
+#include "ops/cpu/kernels.hpp"
+#include "ops/cpu/support.hpp"
+
+namespace weft::ops::cpu {
+namespace {
+
+// Small enough to round the new master weights to the weight's type while they are in L1.
+constexpr Index kBlock = 1024;
+
+// Calls update(begin, end) on blocks, and rounds master to weight after each. `weight` may be master itself.
+template <class A, class Update>
+void for_blocks(Lane& lane, const Tensor& master, const Tensor& weight, const Update& update) {
+  visit_floating(weight.dtype(), [&]<class W>(W) {
+    const A* p = master.data<A>();
+    W* w = weight.data<W>();
+    const bool same = static_cast<const void*>(p) == static_cast<const void*>(w);
+    lane.workers.parallel_for(master.elems(), kSpan, [&](Index begin, Index end) {
+      for (Index at = begin; at < end; at += kBlock) {
+        const Index block_end = std::min(end, at + kBlock);
+        update(at, block_end);
+        if (!same) convert(p + at, w + at, block_end - at);
+      }
+    });
+  });
+}
+
+template <class A>
+void run_adamw(Lane& lane, const AdamWStep& s, const Tensor& master, const Tensor& exp_avg,
+               const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight) {
+  const double t = static_cast<double>(s.t);
+  const auto decay = static_cast<A>(1 - s.lr * s.weight_decay);
+  const auto b1 = static_cast<A>(s.beta1), c1 = static_cast<A>(1 - s.beta1);
+  const auto b2 = static_cast<A>(s.beta2), c2 = static_cast<A>(1 - s.beta2);
+  const auto step = static_cast<A>(s.lr / (1 - std::pow(s.beta1, t)));
+  const auto root = static_cast<A>(1 / std::sqrt(1 - std::pow(s.beta2, t)));
+  const auto eps = static_cast<A>(s.eps), scale = static_cast<A>(s.gradient_scale);
+  for_blocks<A>(lane, master, weight, [&](Index begin, Index end) {
+    A* __restrict p = master.data<A>();
+    A* __restrict m = exp_avg.data<A>();
+    A* __restrict v = exp_avg_sq.data<A>();
+    const A* __restrict gradient = grad.data<A>();
+    for (Index i = begin; i < end; ++i) {
+      const A g = scale * gradient[i];
+      const A first = b1 * m[i] + c1 * g;
+      const A second = b2 * v[i] + c2 * g * g;
+      m[i] = first;
+      v[i] = second;
+      p[i] = p[i] * decay - step * first / (std::sqrt(second) * root + eps);
+    }
+  });
+}
+
+template <class A>
+void run_sgd(Lane& lane, const SgdStep& s, const Tensor& master, const Tensor& buffer, const Tensor& grad,
+             const Tensor& weight) {
+  const auto lr = static_cast<A>(s.lr), momentum = static_cast<A>(s.momentum);
+  const auto decay = static_cast<A>(s.weight_decay), scale = static_cast<A>(s.gradient_scale);
+  for_blocks<A>(lane, master, weight, [&](Index begin, Index end) {
+    A* __restrict p = master.data<A>();
+    const A* __restrict gradient = grad.data<A>();
+    if (!buffer.defined()) {
+      for (Index i = begin; i < end; ++i) p[i] -= lr * (scale * gradient[i] + decay * p[i]);
+      return;
+    }
+    A* __restrict velocity = buffer.data<A>();
+    if (s.first) {  // the buffer may hold anything, so it is not even multiplied by 0
+      for (Index i = begin; i < end; ++i) velocity[i] = scale * gradient[i] + decay * p[i];
+    } else {
+      for (Index i = begin; i < end; ++i) {
+        velocity[i] = momentum * velocity[i] + (scale * gradient[i] + decay * p[i]);
+      }
+    }
+    for (Index i = begin; i < end; ++i) p[i] -= lr * velocity[i];
+  });
+}
+
+}  // namespace
+
+void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
+           const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight) {
+  if (master.dtype() == DType::kF64) {
+    run_adamw<double>(lane, step, master, exp_avg, exp_avg_sq, grad, weight);
+  } else {
+    run_adamw<float>(lane, step, master, exp_avg, exp_avg_sq, grad, weight);
+  }
+}
+
+void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
+         const Tensor& weight) {
+  if (master.dtype() == DType::kF64) {
+    run_sgd<double>(lane, step, master, buffer, grad, weight);
+  } else {
+    run_sgd<float>(lane, step, master, buffer, grad, weight);
+  }
+}
+
+}  // namespace weft::ops::cpu
