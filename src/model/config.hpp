@@ -30,7 +30,7 @@ struct ModelConfig {
   std::int64_t num_attention_heads = 0;
   std::int64_t num_query_groups = 0;  // 0: num_attention_heads (no grouped queries)
   std::int64_t kv_channels = 0;       // head size; 0: hidden_size / num_attention_heads
-  std::int64_t ffn_hidden_size = 0;   // 0: 4h, or 8h/3 rounded up to 64 for gated units
+  std::int64_t ffn_hidden_size = 0;   // 0: 4h; gated units: 8h/3 cut down to a multiple of 64, at least 64
   std::int64_t vocab_size = 0;        // unpadded
   std::int64_t make_vocab_size_divisible_by = 128;  // padding, per tensor-parallel rank; never changes a number
   std::int64_t max_position_embeddings = 0;

@@ -1,0 +1,349 @@
+#include "model/config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include "core/check.hpp"
+
+namespace weft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class Enum>
+struct EnumName {
+  Enum value;
+  const char* name;
+};
+
+// Megatron's spelling, where it has one.
+constexpr std::array kPositionNames = {
+    EnumName<PositionEmbedding>{PositionEmbedding::kLearnedAbsolute, "learned_absolute"},
+    EnumName<PositionEmbedding>{PositionEmbedding::kRope, "rope"},
+    EnumName<PositionEmbedding>{PositionEmbedding::kNone, "none"},
+};
+constexpr std::array kNormalizationNames = {
+    EnumName<Normalization>{Normalization::kLayerNorm, "LayerNorm"},
+    EnumName<Normalization>{Normalization::kRmsNorm, "RMSNorm"},
+};
+constexpr std::array kScalingNames = {
+    EnumName<RopeScaling::Kind>{RopeScaling::Kind::kNone, "none"},
+    EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLinear, "linear"},
+    EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLlama3, "llama3"},
+};
+constexpr std::array kActivations = {
+    ops::Activation::kGeluTanh, ops::Activation::kGeluErf,     ops::Activation::kSilu,
+    ops::Activation::kRelu,     ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu,
+};
+
+const auto& names_of(PositionEmbedding) {
+  return kPositionNames;
+}
+const auto& names_of(Normalization) {
+  return kNormalizationNames;
+}
+const auto& names_of(RopeScaling::Kind) {
+  return kScalingNames;
+}
+auto names_of(ops::Activation) {
+  std::array<EnumName<ops::Activation>, kActivations.size()> names{};
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = {kActivations[i], ops::name_of(kActivations[i])};
+  return names;
+}
+
+// Calls visit(name, member) for every field: the one list that writing and reading share.
+template <class Config, class Visit>
+void for_each_field(Config& c, Visit&& visit) {
+  visit("num_layers", c.num_layers);
+  visit("hidden_size", c.hidden_size);
+  visit("num_attention_heads", c.num_attention_heads);
+  visit("num_query_groups", c.num_query_groups);
+  visit("kv_channels", c.kv_channels);
+  visit("ffn_hidden_size", c.ffn_hidden_size);
+  visit("vocab_size", c.vocab_size);
+  visit("make_vocab_size_divisible_by", c.make_vocab_size_divisible_by);
+  visit("max_position_embeddings", c.max_position_embeddings);
+  visit("position_embedding_type", c.position_embedding);
+  visit("rotary_base", c.rotary_base);
+  visit("rotary_percent", c.rotary_percent);
+  visit("rotary_interleaved", c.rotary_interleaved);
+  visit("rope_scaling_type", c.rope_scaling.kind);
+  visit("rope_scaling_factor", c.rope_scaling.factor);
+  visit("rope_scaling_low_freq_factor", c.rope_scaling.low_freq_factor);
+  visit("rope_scaling_high_freq_factor", c.rope_scaling.high_freq_factor);
+  visit("rope_scaling_original_max_position_embeddings", c.rope_scaling.original_max_position_embeddings);
+  visit("normalization", c.normalization);
+  visit("norm_epsilon", c.norm_epsilon);
+  visit("activation", c.activation);
+  visit("gated", c.gated);
+  visit("add_bias_linear", c.add_bias_linear);
+  visit("add_qkv_bias", c.add_qkv_bias);
+  visit("tied", c.tied);
+  visit("hidden_dropout", c.hidden_dropout);
+  visit("attention_dropout", c.attention_dropout);
+  visit("init_method_std", c.init_method_std);
+}
+
+template <class T>
+Json field_to_json(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    for (const auto& entry : names_of(value)) {
+      if (entry.value == value) return entry.name;
+    }
+    WEFT_CHECK(false, "enumerator {} has no name", static_cast<int>(value));
+  } else {
+    return value;
+  }
+}
+
+// Sets `value`, or returns what was expected instead.
+template <class T>
+std::string field_from_json(const Json& json, T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    std::string choices;
+    for (const auto& entry : names_of(value)) {
+      if (json.is_string() && json.get_ref<const std::string&>() == entry.name) {
+        value = entry.value;
+        return {};
+      }
+      choices += fmt::format("{}\"{}\"", choices.empty() ? "" : ", ", entry.name);
+    }
+    return "one of " + choices;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    if (!json.is_boolean()) return "true or false";
+    value = json.get<bool>();
+  } else if constexpr (std::is_integral_v<T>) {
+    // Values above the signed range would wrap in get().
+    if (!json.is_number_integer() || (json.is_number_unsigned() && json.get<std::uint64_t>() >> 63 != 0)) {
+      return "an integer";
+    }
+    value = json.get<T>();
+  } else {
+    if (!json.is_number()) return "a number";
+    value = json.get<T>();
+  }
+  return {};
+}
+
+std::int64_t quotient_or_zero(std::int64_t a, std::int64_t b) {
+  return b > 0 ? a / b : 0;
+}
+
+// Weights of one layer that stand in matrix products (biases and norms apart).
+std::int64_t matrix_weights_of_layer(const ModelConfig& c) {
+  const std::int64_t heads = c.num_attention_heads * c.kv_channels,
+                     groups = c.num_query_groups * c.kv_channels;
+  const std::int64_t attention = c.hidden_size * (heads + 2 * groups) + heads * c.hidden_size;
+  return attention + (c.gated ? 3 : 2) * c.hidden_size * c.ffn_hidden_size;
+}
+
+// Collects what is wrong with a configuration.
+class Problems {
+ public:
+  explicit Problems(const ModelConfig& config) : c_(config) {}
+
+  std::vector<std::string> collect() {
+    sizes();
+    if (list_.empty()) relations();  // they divide by sizes
+    rotary();
+    fractions();
+    if (list_.empty()) magnitude();
+    return std::move(list_);
+  }
+
+ private:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    list_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  void positive(const char* option, std::int64_t value, bool zero_means_default = false) {
+    constexpr std::int64_t kLargest = (std::int64_t{1} << 31) - 1;
+    if (value > kLargest) {
+      add("{} {} is too large: at most {} is possible", option, value, kLargest);
+    } else if (value < 0 || (value == 0 && !zero_means_default)) {
+      add("{} {} must be at least 1", option, value);
+    }
+  }
+
+  void sizes() {
+    positive("--num-layers", c_.num_layers);
+    positive("--hidden-size", c_.hidden_size);
+    positive("--num-attention-heads", c_.num_attention_heads);
+    positive("--num-query-groups", c_.num_query_groups, true);
+    positive("--kv-channels", c_.kv_channels, true);
+    positive("--ffn-hidden-size", c_.ffn_hidden_size, true);
+    positive("--vocab-size", c_.vocab_size);
+    positive("--make-vocab-size-divisible-by", c_.make_vocab_size_divisible_by);
+    // Without learned positions it limits nothing and may be unknown.
+    positive("--max-position-embeddings", c_.max_position_embeddings,
+             c_.position_embedding != PositionEmbedding::kLearnedAbsolute);
+  }
+
+  void relations() {
+    const std::int64_t h = c_.hidden_size, heads = c_.num_attention_heads, groups = c_.num_query_groups;
+    if (c_.kv_channels == 0 && h % heads != 0) {
+      const std::int64_t below = h / heads * heads;
+      add("--hidden-size {} is not divisible by --num-attention-heads {}: use --hidden-size {}{}, or give "
+          "the head "
+          "size with --kv-channels",
+          h, heads, below > 0 ? fmt::format("{} or ", below) : "", below + heads);
+    }
+    if (groups > 0 && heads % groups != 0) {
+      std::string divisors;
+      for (std::int64_t d = 1; d <= heads && divisors.size() < 60; ++d) {
+        if (heads % d == 0) divisors += fmt::format("{}{}", d == 1 ? "" : ", ", d);
+      }
+      add("--num-attention-heads {} is not divisible by --num-query-groups {}: use --num-query-groups {}",
+          heads, groups, divisors);
+    }
+  }
+
+  void rotary() {
+    if (!(c_.rotary_percent > 0 && c_.rotary_percent <= 1)) {
+      add("--rotary-percent {} must be above 0 and at most 1", c_.rotary_percent);
+      return;
+    }
+    if (c_.position_embedding != PositionEmbedding::kRope) return;
+    if (!(c_.rotary_base > 0)) add("--rotary-base {} must be above 0", c_.rotary_base);
+    const std::int64_t head =
+        c_.kv_channels > 0 ? c_.kv_channels : quotient_or_zero(c_.hidden_size, c_.num_attention_heads);
+    const auto rotated = static_cast<std::int64_t>(static_cast<double>(head) * c_.rotary_percent);
+    if (head > 0 && (rotated < 2 || rotated % 2 != 0)) {
+      add("--position-embedding-type rope turns pairs: --kv-channels {} times --rotary-percent {} gives {} "
+          "rotated "
+          "channels, which must be an even number of at least 2",
+          head, c_.rotary_percent, rotated);
+    }
+    const RopeScaling& scaling = c_.rope_scaling;
+    if (scaling.kind == RopeScaling::Kind::kNone) return;
+    if (!(scaling.factor > 0)) add("--rope-scaling-factor {} must be above 0", scaling.factor);
+    if (scaling.kind != RopeScaling::Kind::kLlama3) return;
+    if (!(scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor)) {
+      add("rope scaling llama3: low_freq_factor {} must be above 0 and below high_freq_factor {}",
+          scaling.low_freq_factor, scaling.high_freq_factor);
+    }
+    if (scaling.original_max_position_embeddings < 1) {
+      add("rope scaling llama3: original_max_position_embeddings {} must be at least 1",
+          scaling.original_max_position_embeddings);
+    }
+  }
+
+  void fractions() {
+    const auto dropout = [&](const char* option, double value) {
+      if (!(value >= 0 && value < 1)) add("{} {} must be at least 0 and below 1", option, value);
+    };
+    dropout("--hidden-dropout", c_.hidden_dropout);
+    dropout("--attention-dropout", c_.attention_dropout);
+    if (!(c_.norm_epsilon > 0 && c_.norm_epsilon < 1)) {
+      add("--norm-epsilon {} must be above 0 and below 1", c_.norm_epsilon);
+    }
+    if (!(c_.init_method_std >= 0 && c_.init_method_std < 1e3)) {
+      add("--init-method-std {} must be at least 0 and finite", c_.init_method_std);
+    }
+  }
+
+  // Sizes that are possible one by one may still multiply beyond what 64 bits count.
+  void magnitude() {
+    const ModelConfig c = resolved(c_);
+    const double h = static_cast<double>(c.hidden_size);
+    const double heads = static_cast<double>(c.num_attention_heads) * static_cast<double>(c.kv_channels);
+    const double layer = h * (4 * heads + 3 * static_cast<double>(c.ffn_hidden_size));
+    const double total =
+        static_cast<double>(c.num_layers) * layer +
+        h * (2 * static_cast<double>(c.vocab_size) + static_cast<double>(c.max_position_embeddings));
+    if (total > 1e16) {
+      add("--num-layers {}, --hidden-size {}, --num-attention-heads {}, --kv-channels {}, --ffn-hidden-size "
+          "{} and "
+          "--vocab-size {} make a model of {:.2g} parameters: check for a slip in one of them",
+          c.num_layers, c.hidden_size, c.num_attention_heads, c.kv_channels, c.ffn_hidden_size, c.vocab_size,
+          total);
+    }
+  }
+
+  const ModelConfig& c_;
+  std::vector<std::string> list_;
+};
+
+}  // namespace
+
+ModelConfig resolved(ModelConfig c) {
+  if (c.num_query_groups == 0) c.num_query_groups = c.num_attention_heads;
+  if (c.kv_channels == 0) c.kv_channels = quotient_or_zero(c.hidden_size, c.num_attention_heads);
+  if (c.ffn_hidden_size == 0) {
+    // Gated units have three matrices in place of two; Megatron cuts 8h/3 down to a multiple of 64.
+    constexpr std::int64_t kMultiple = 64;
+    c.ffn_hidden_size = c.gated ? std::max(c.hidden_size * 8 / 3 / kMultiple, std::int64_t{1}) * kMultiple
+                                : 4 * c.hidden_size;
+  }
+  return c;
+}
+
+std::vector<std::string> problems_of(const ModelConfig& config) {
+  return Problems(config).collect();
+}
+
+std::string to_json(const ModelConfig& config) {
+  Json object = Json::object();
+  for_each_field(config, [&](const char* name, const auto& value) { object[name] = field_to_json(value); });
+  return object.dump(2);
+}
+
+ModelConfig model_config_from_json(const std::string& text) {
+  Json object;
+  try {
+    object = Json::parse(text);
+  } catch (const Json::exception& e) {
+    config_fail("model configuration: not valid JSON: {}", e.what());
+  }
+  if (!object.is_object()) config_fail("model configuration: a JSON {}, not an object", object.type_name());
+  ModelConfig config;
+  std::vector<std::string> problems;
+  std::set<std::string> known;
+  for_each_field(config, [&](const char* name, auto& value) {
+    known.insert(name);
+    const auto field = object.find(name);
+    if (field == object.end()) return;  // written before the field existed: its default
+    const std::string expected = field_from_json(*field, value);
+    if (!expected.empty()) {
+      problems.push_back(
+          fmt::format("model configuration: {} is {}, but must be {}", name, field->dump(), expected));
+    }
+  });
+  for (const auto& [name, value] : object.items()) {
+    if (!known.contains(name)) {
+      problems.push_back(fmt::format("model configuration: unknown field \"{}\" ({})", name, value.dump()));
+    }
+  }
+  if (!problems.empty()) throw ConfigError(problems);
+  return config;
+}
+
+std::int64_t parameter_count(const ModelConfig& config) {
+  const ModelConfig c = resolved(config);
+  const std::int64_t h = c.hidden_size;
+  const std::int64_t norm = c.normalization == Normalization::kLayerNorm ? 2 * h : h;
+  const std::int64_t qkv = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels;
+  std::int64_t biases = 0;
+  if (c.add_bias_linear || c.add_qkv_bias) biases += qkv;
+  if (c.add_bias_linear) biases += h + (c.gated ? 2 : 1) * c.ffn_hidden_size + h;
+  std::int64_t count = c.num_layers * (matrix_weights_of_layer(c) + biases + 2 * norm) + norm;
+  count += c.vocab_size * h * (c.tied ? 1 : 2);
+  if (c.position_embedding == PositionEmbedding::kLearnedAbsolute) count += c.max_position_embeddings * h;
+  return count;
+}
+
+double flops_per_token(const ModelConfig& config, std::int64_t seq_length) {
+  const ModelConfig c = resolved(config);
+  const auto weights = static_cast<double>(c.num_layers) * static_cast<double>(matrix_weights_of_layer(c)) +
+                       static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
+  const auto attention = static_cast<double>(c.num_layers) * static_cast<double>(c.num_attention_heads) *
+                         static_cast<double>(c.kv_channels) * static_cast<double>(seq_length);
+  return 6 * weights + 12 * attention;
+}
+
+}  // namespace weft

@@ -1,0 +1,172 @@
+#include "model/config.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/check.hpp"
+
+namespace weft {
+namespace {
+
+ModelConfig small() {
+  ModelConfig c;
+  c.num_layers = 4;
+  c.hidden_size = 32;
+  c.num_attention_heads = 4;
+  c.ffn_hidden_size = 64;
+  c.vocab_size = 97;
+  c.max_position_embeddings = 16;
+  return c;
+}
+
+ModelConfig llama_like() {
+  ModelConfig c = small();
+  c.num_query_groups = 2;
+  c.position_embedding = PositionEmbedding::kRope;
+  c.rope_scaling = {RopeScaling::Kind::kLlama3, 32, 1.5, 4.5, 64};
+  c.rotary_base = 500000;
+  c.normalization = Normalization::kRmsNorm;
+  c.norm_epsilon = 1e-6;
+  c.activation = ops::Activation::kSilu;
+  c.gated = true;
+  c.add_bias_linear = false;
+  c.tied = false;
+  c.hidden_dropout = 0;
+  return c;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+TEST(ModelConfig, DefaultsAreFilledIn) {
+  ModelConfig c = small();
+  c.ffn_hidden_size = 0;
+  EXPECT_EQ(resolved(c).ffn_hidden_size, 128);
+  EXPECT_EQ(resolved(c).kv_channels, 8);
+  EXPECT_EQ(resolved(c).num_query_groups, 4);
+  EXPECT_EQ(resolved(resolved(c)), resolved(c));
+  c.gated = true;
+  c.hidden_size = 4096;
+  EXPECT_EQ(resolved(c).ffn_hidden_size, 10880);  // int(4 · 4096 · 2/3 / 64) · 64
+  c.hidden_size = 8;
+  EXPECT_EQ(resolved(c).ffn_hidden_size, 64);
+}
+
+TEST(ModelConfig, FineOnesHaveNoProblems) {
+  EXPECT_EQ(joined(problems_of(small())), "");
+  EXPECT_EQ(joined(problems_of(llama_like())), "");
+  ModelConfig c = small();
+  c.hidden_size = 30;
+  c.kv_channels = 8;  // a head size of its own needs no divisibility
+  EXPECT_EQ(joined(problems_of(c)), "");
+}
+
+TEST(ModelConfig, ProblemsNameOptionsNumbersAndFix) {
+  ModelConfig c = small();
+  c.hidden_size = 30;
+  c.num_query_groups = 3;
+  const std::string text = joined(problems_of(c));
+  EXPECT_NE(text.find("--hidden-size 30"), std::string::npos) << text;
+  EXPECT_NE(text.find("--num-attention-heads 4"), std::string::npos) << text;
+  EXPECT_NE(text.find("--hidden-size 28 or 32"), std::string::npos) << text;
+  EXPECT_NE(text.find("--num-query-groups 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("1, 2, 4"), std::string::npos) << text;
+}
+
+TEST(ModelConfig, AllProblemsAreListed) {
+  ModelConfig c = small();
+  c.num_layers = -1;
+  c.vocab_size = 0;
+  c.hidden_dropout = 1;
+  c.norm_epsilon = 0;
+  c.max_position_embeddings = std::int64_t{1} << 40;
+  const std::vector<std::string> problems = problems_of(c);
+  EXPECT_EQ(problems.size(), 5u) << joined(problems);
+}
+
+TEST(ModelConfig, ImpossibleRotaryAndMagnitude) {
+  ModelConfig c = llama_like();
+  c.kv_channels = 7;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  c = llama_like();
+  c.rotary_percent = 0;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  c = llama_like();
+  c.rope_scaling.low_freq_factor = 5;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  c = small();
+  c.hidden_size = c.ffn_hidden_size = c.vocab_size = (std::int64_t{1} << 31) - 4;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  EXPECT_EQ(problems_of(ModelConfig{}).size(), 5u);
+}
+
+TEST(ModelConfig, JsonRoundTrip) {
+  ModelConfig c = llama_like();
+  c.norm_epsilon = 0.1 + 0.2;  // no short decimal
+  EXPECT_EQ(model_config_from_json(to_json(c)), c);
+  EXPECT_EQ(model_config_from_json(to_json(small())), small());
+  for (const auto activation : {ops::Activation::kGeluErf, ops::Activation::kRelu,
+                                ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu}) {
+    c.activation = activation;
+    EXPECT_EQ(model_config_from_json(to_json(c)), c);
+  }
+}
+
+TEST(ModelConfig, JsonFaultsAreNamed) {
+  try {
+    model_config_from_json(
+        R"({"num_layers": 2.5, "hidden_sise": 4, "gated": 1, "normalization": "BatchNorm"})");
+    FAIL() << "accepted";
+  } catch (const ConfigError& e) {
+    EXPECT_EQ(e.problems.size(), 4u) << joined(e.problems);
+    EXPECT_NE(joined(e.problems).find("hidden_sise"), std::string::npos);
+    EXPECT_NE(joined(e.problems).find("2.5"), std::string::npos);
+  }
+  EXPECT_THROW(model_config_from_json("{"), ConfigError);
+  EXPECT_THROW(model_config_from_json("[1]"), ConfigError);
+  EXPECT_THROW(model_config_from_json(R"({"num_layers": 18446744073709551615})"), ConfigError);
+}
+
+TEST(ModelConfig, ParameterCountByHand) {
+  // embedding 97·32 + positions 16·32; a layer: 4 norm vectors, qkv 3·(32·32 + 32), proj 32·32 + 32, fc1
+  // 64·32 + 64, fc2 32·64 + 32; final norm 2·32; tied.
+  const std::int64_t layer = 4 * 32 + 4 * (32 * 32 + 32) + (64 * 32 + 64) + (32 * 64 + 32);
+  EXPECT_EQ(parameter_count(small()), 97 * 32 + 16 * 32 + 4 * layer + 64);
+  ModelConfig c = small();
+  c.tied = false;
+  EXPECT_EQ(parameter_count(c) - parameter_count(small()), 97 * 32);
+
+  // GPT-2's published size.
+  ModelConfig gpt2;
+  gpt2.num_layers = 12;
+  gpt2.hidden_size = 768;
+  gpt2.num_attention_heads = 12;
+  gpt2.vocab_size = 50257;
+  gpt2.max_position_embeddings = 1024;
+  EXPECT_EQ(parameter_count(gpt2), 124439808);
+
+  // Llama 3 8B's published size.
+  ModelConfig llama = llama_like();
+  llama.num_layers = 32;
+  llama.hidden_size = 4096;
+  llama.num_attention_heads = 32;
+  llama.num_query_groups = 8;
+  llama.ffn_hidden_size = 14336;
+  llama.vocab_size = 128256;
+  EXPECT_EQ(parameter_count(llama), 8030261248);
+  llama.add_qkv_bias = true;
+  EXPECT_EQ(parameter_count(llama), 8030261248 + 32 * (4096 + 2 * 1024));
+}
+
+TEST(ModelConfig, FlopsPerToken) {
+  const double layer = 4 * 32 * 32 + 2 * 32 * 64;
+  EXPECT_EQ(flops_per_token(small(), 16), 6 * (4 * layer + 97 * 32) + 12.0 * 4 * 32 * 16);
+  ModelConfig c = small();
+  c.tied = false;  // the output layer is the one that multiplies
+  EXPECT_EQ(flops_per_token(c, 16), flops_per_token(small(), 16));
+}
+
+}  // namespace
+}  // namespace weft
