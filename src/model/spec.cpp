@@ -1,0 +1,144 @@
+#include "model/spec.hpp"
+
+#include <cmath>
+
+#include "core/check.hpp"
+
+namespace weft {
+namespace {
+
+LayerSpec layer_spec(const ModelConfig& c) {
+  const NormSpec norm{
+      c.normalization == Normalization::kRmsNorm ? NormSpec::Kind::kRmsNorm : NormSpec::Kind::kLayerNorm,
+      c.norm_epsilon};
+  const LinearSpec linear{c.add_bias_linear, c.init_method_std};
+  // Output projections start smaller, so that the residual stream's variance does not grow with depth
+  // (GPT-2).
+  const LinearSpec output{c.add_bias_linear,
+                          c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
+
+  SelfAttentionSpec attention{.heads = c.num_attention_heads,
+                              .groups = c.num_query_groups,
+                              .head_dim = c.kv_channels,
+                              .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
+                              .rotary = std::nullopt,
+                              .core_attention = {CoreAttentionSpec::Kind::kCausal, c.attention_dropout},
+                              .proj = output};
+  if (c.position_embedding == PositionEmbedding::kRope) {
+    const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
+    attention.rotary = RotarySpec{c.rotary_base, dim, c.rotary_interleaved, c.rope_scaling};
+  }
+  return {.input_norm = norm,
+          .self_attention = attention,
+          .attention_bda = {c.hidden_dropout},
+          .pre_mlp_norm = norm,
+          .mlp = MlpSpec{c.ffn_hidden_size, linear, c.activation, c.gated, output},
+          .mlp_bda = {c.hidden_dropout}};
+}
+
+std::string describe(const NormSpec& norm) {
+  return fmt::format("{} eps {:g}", norm.kind == NormSpec::Kind::kRmsNorm ? "RMSNorm" : "LayerNorm",
+                     norm.eps);
+}
+
+std::string describe(const LayerSpec& layer) {
+  const SelfAttentionSpec& a = layer.self_attention;
+  const auto& mlp = std::get<MlpSpec>(layer.mlp);
+  std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
+  text += fmt::format(
+      "    self_attention  {} heads of {}, {} key/value groups{}{}{}\n", a.heads, a.head_dim, a.groups,
+      a.qkv.bias ? ", qkv bias" : "",
+      a.core_attention.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
+      a.core_attention.dropout > 0 ? fmt::format(", dropout {:g}", a.core_attention.dropout) : "");
+  if (a.rotary) {
+    text += fmt::format("      rotary        {} channels, base {:g}{}\n", a.rotary->dim, a.rotary->base,
+                        a.rotary->scaling.kind == RopeScaling::Kind::kNone
+                            ? ""
+                            : fmt::format(", scaling factor {:g}", a.rotary->scaling.factor));
+  }
+  text += fmt::format("    attention_bda   {}dropout {:g}\n", a.proj.bias ? "bias, " : "",
+                      layer.attention_bda.dropout);
+  text += fmt::format("    pre_mlp_norm    {}\n", describe(layer.pre_mlp_norm));
+  text += fmt::format("    mlp             {}{} of {}{}\n", mlp.gated ? "gated " : "",
+                      ops::name_of(mlp.activation), mlp.ffn_hidden_size, mlp.fc1.bias ? ", fc1 bias" : "");
+  text += fmt::format("    mlp_bda         {}dropout {:g}\n", mlp.fc2.bias ? "bias, " : "",
+                      layer.mlp_bda.dropout);
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const ModelSpec& spec) {
+  std::string text = fmt::format(
+      "  embedding         {} tokens x {}{}{}\n", spec.vocab_size, spec.hidden_size,
+      spec.embedding.learned_positions ? fmt::format(", {} learned positions", spec.max_positions) : "",
+      spec.embedding.dropout > 0 ? fmt::format(", dropout {:g}", spec.embedding.dropout) : "");
+  for (std::size_t i = 0; i < spec.layers.size();) {
+    std::size_t end = i + 1;
+    while (end < spec.layers.size() && spec.layers[end] == spec.layers[i]) ++end;
+    text += end == i + 1 ? fmt::format("  layer {}\n", i) : fmt::format("  layers {} to {}\n", i, end - 1);
+    text += describe(spec.layers[i]);
+    i = end;
+  }
+  text += fmt::format("  final_norm        {}\n", describe(spec.final_norm));
+  text += fmt::format("  output            {}\n", spec.output.tied ? "tied to the embedding" : "own weight");
+  return text;
+}
+
+ModelSpec local_spec(const ModelConfig& given) {
+  const ModelConfig c = resolved(given);
+  const LayerSpec layer = layer_spec(c);
+  return {.hidden_size = c.hidden_size,
+          .vocab_size = c.vocab_size,
+          .vocab_divisible_by = c.make_vocab_size_divisible_by,
+          .max_positions = c.max_position_embeddings,
+          .embedding = {c.position_embedding == PositionEmbedding::kLearnedAbsolute, c.hidden_dropout,
+                        c.init_method_std},
+          .layers = std::vector<LayerSpec>(static_cast<std::size_t>(c.num_layers), layer),
+          .final_norm = layer.input_norm,
+          .output = {.tied = c.tied, .init_std = c.init_method_std}};
+}
+
+ModelSpec evaluation_spec(const ModelConfig& config) {
+  ModelSpec spec = local_spec(config);
+  spec.embedding.dropout = 0;
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention_bda.dropout = layer.mlp_bda.dropout = 0;
+    layer.self_attention.core_attention.dropout = 0;
+  }
+  return spec;
+}
+
+ModelSpec inference_spec(const ModelConfig& config) {
+  ModelSpec spec = evaluation_spec(config);
+  for (LayerSpec& layer : spec.layers)
+    layer.self_attention.core_attention.kind = CoreAttentionSpec::Kind::kCached;
+  return spec;
+}
+
+std::vector<std::string> validate(const ModelSpec& spec, int tp) {
+  std::vector<std::string> problems;
+  const auto divides = [&](std::int64_t size, const char* option) {
+    if (size % tp != 0) {
+      problems.push_back(
+          fmt::format("{} {} is not divisible by --tensor-model-parallel-size {}: choose a divisor of {}",
+                      option, size, tp, size));
+    }
+  };
+  if (spec.layers.empty()) problems.emplace_back("--num-layers 0: a model needs at least one layer");
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+    const SelfAttentionSpec& a = spec.layers[i].self_attention;
+    if (i > 0 && spec.layers[i] == spec.layers[i - 1]) continue;
+    divides(a.heads, "--num-attention-heads");
+    divides(a.groups, "--num-query-groups");
+    divides(std::get<MlpSpec>(spec.layers[i].mlp).ffn_hidden_size, "--ffn-hidden-size");
+    if (a.rotary && a.rotary->dim % 2 != 0) {
+      problems.push_back(
+          fmt::format("--rotary-percent leaves {} rotated channels of --kv-channels {}: it must be even",
+                      a.rotary->dim, a.head_dim));
+    }
+  }
+  return problems;
+}
+
+}  // namespace weft

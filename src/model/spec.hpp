@@ -1,0 +1,116 @@
+// ModelSpec: which part goes into which slot. Plain values, comparable and printable; build() turns them into
+// objects. A different model, precision or purpose is another value here, never an `if` inside a layer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/config.hpp"
+#include "ops/activation.hpp"
+
+namespace weft {
+
+struct NormSpec {
+  enum class Kind { kLayerNorm, kRmsNorm } kind = Kind::kLayerNorm;
+  double eps = 1e-5;
+  bool operator==(const NormSpec&) const = default;
+};
+
+struct LinearSpec {
+  bool bias = false;
+  double init_std = 0.02;
+  bool operator==(const LinearSpec&) const = default;
+};
+
+struct RotarySpec {
+  double base = 10000;
+  std::int64_t dim = 0;  // rotated channels of each head
+  bool interleaved = false;
+  RopeScaling scaling;
+  bool operator==(const RotarySpec&) const = default;
+};
+
+struct CoreAttentionSpec {
+  enum class Kind { kCausal, kCached } kind = Kind::kCausal;
+  double dropout = 0;
+  bool operator==(const CoreAttentionSpec&) const = default;
+};
+
+struct SelfAttentionSpec {
+  std::int64_t heads = 0, groups = 0, head_dim = 0;
+  LinearSpec qkv;
+  std::optional<RotarySpec> rotary;
+  CoreAttentionSpec core_attention;
+  LinearSpec proj;  // its bias is added by the attention_bda slot
+  bool operator==(const SelfAttentionSpec&) const = default;
+};
+
+struct MlpSpec {
+  std::int64_t ffn_hidden_size = 0;
+  LinearSpec fc1;
+  ops::Activation activation = ops::Activation::kGeluTanh;
+  bool gated = false;
+  LinearSpec fc2;  // its bias is added by the mlp_bda slot
+  bool operator==(const MlpSpec&) const = default;
+};
+
+struct BiasDropoutAddSpec {
+  double dropout = 0;
+  bool operator==(const BiasDropoutAddSpec&) const = default;
+};
+
+struct LayerSpec {
+  NormSpec input_norm;
+  SelfAttentionSpec self_attention;
+  BiasDropoutAddSpec attention_bda;
+  NormSpec pre_mlp_norm;
+  std::variant<MlpSpec> mlp;
+  BiasDropoutAddSpec mlp_bda;
+  bool operator==(const LayerSpec&) const = default;
+};
+
+struct EmbeddingSpec {
+  bool learned_positions = false;
+  double dropout = 0;
+  double init_std = 0.02;
+  bool operator==(const EmbeddingSpec&) const = default;
+};
+
+struct OutputSpec {
+  bool tied = false;
+  double init_std = 0.02;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  bool operator==(const OutputSpec&) const = default;
+};
+
+struct ModelSpec {
+  std::int64_t hidden_size = 0;
+  std::int64_t vocab_size = 0;            // unpadded
+  std::int64_t vocab_divisible_by = 128;  // padded to a multiple of this × tp
+  std::int64_t max_positions = 0;
+  EmbeddingSpec embedding;
+  std::vector<LayerSpec> layers;
+  NormSpec final_norm;
+  OutputSpec output;
+  bool operator==(const ModelSpec&) const = default;
+};
+
+// One line per distinct part, equal layers counted once: what a run prints and a reader compares.
+std::string to_string(const ModelSpec& spec);
+
+// The `local` family: readable reference parts that run on every device.
+ModelSpec local_spec(const ModelConfig& config);
+// The same without dropout: evaluation and scoring.
+ModelSpec evaluation_spec(const ModelConfig& config);
+// The same with a key/value cache in place of saved activations: generation.
+ModelSpec inference_spec(const ModelConfig& config);
+
+// What is wrong with a spec for this many tensor-parallel ranks, each with the numbers and the fix; empty: it
+// builds.
+std::vector<std::string> validate(const ModelSpec& spec, int tensor_parallel_size);
+
+}  // namespace weft

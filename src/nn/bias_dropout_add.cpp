@@ -1,0 +1,33 @@
+#include "nn/bias_dropout_add.hpp"
+
+#include "ops/dropout.hpp"
+#include "ops/gemm.hpp"
+
+namespace weft::nn {
+namespace {
+
+ops::DropoutSite at(const Microbatch& mb, double p, std::uint64_t site) {
+  return {.p = p, .key = mb.dropout_key.with(site), .sample_ids = mb.batch.sample_ids};
+}
+
+}  // namespace
+
+std::uint64_t dropout_site(std::int64_t layer, std::string_view place) {
+  return RandomKey{}.with(static_cast<std::uint64_t>(layer)).with(place).value;
+}
+
+Tensor BiasDropoutAdd::forward(Lane& lane, const Tensor& x, const Tensor& residual, Microbatch& mb) const {
+  return ops::bias_dropout_add(lane, x, bias_ != nullptr ? bias_->weight() : Tensor(), residual,
+                               at(mb, p_, site_));
+}
+
+Tensor BiasDropoutAdd::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
+  Tensor dx = ops::dropout_backward(lane, dy, at(mb, p_, site_));
+  if (bias_ != nullptr) {
+    ops::bias_gradient(lane, dx, bias_->main_grad(), bias_->beta());
+    bias_->ready();
+  }
+  return dx;
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,35 @@
+// From token ids to the first activation [s, b, h].
+#pragma once
+
+#include "nn/microbatch.hpp"
+#include "nn/param.hpp"
+#include "nn/tensor_parallel.hpp"
+
+namespace weft::nn {
+
+// Word embeddings with the vocabulary cut over tensor-parallel ranks, learned absolute positions (or none),
+// dropout.
+class Embedding {
+ public:
+  // words [V_padded/tp, h] holds rows from first_row on; positions [P, h] may be null.
+  Embedding(const TensorParallelBorder& border, const Param& words, std::int64_t first_row,
+            const Param* positions, double dropout, std::uint64_t site)
+      : border_(border),
+        words_(words),
+        first_row_(first_row),
+        positions_(positions),
+        p_(dropout),
+        site_(site) {}
+  Tensor forward(Lane& lane, Microbatch& mb) const;
+  void backward(Lane& lane, const Tensor& dy, Microbatch& mb) const;
+
+ private:
+  const TensorParallelBorder& border_;
+  const Param& words_;
+  std::int64_t first_row_;
+  const Param* positions_;
+  double p_;
+  std::uint64_t site_;
+};
+
+}  // namespace weft::nn

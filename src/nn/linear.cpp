@@ -1,0 +1,49 @@
+#include "nn/linear.hpp"
+
+#include "ops/gemm.hpp"
+
+namespace weft::nn {
+
+Tensor ColumnParallelLinear::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
+  const Tensor x_full = border_.spread(lane, x).wait(lane);
+  mb.saved.push(Saved{x});
+  return ops::gemm_nt(lane, x_full, weight_.weight(), bias_ != nullptr ? bias_->weight() : Tensor());
+}
+
+Async<Tensor> ColumnParallelLinear::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
+  auto [x] = mb.saved.pop<Saved>();
+  const Tensor dx_full = ops::gemm_nn(lane, dy, weight_.weight());
+  mb.later.push(*this, Pending{dy, std::move(x)});
+  return border_.combine(lane, dx_full);  // rides under the weight gradient, or whatever runs next
+}
+
+void ColumnParallelLinear::weight_grad(Lane& lane, Pending pending) const {
+  const Tensor x_full = border_.spread(lane, pending.x).wait(lane);
+  ops::gemm_tn_accumulate(lane, pending.dy, x_full, weight_.main_grad(), weight_.beta());
+  weight_.ready();
+  if (bias_ != nullptr) {
+    ops::bias_gradient(lane, pending.dy, bias_->main_grad(), bias_->beta());
+    bias_->ready();
+  }
+}
+
+Tensor RowParallelLinear::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
+  const Tensor partial = ops::gemm_nt(lane, x, weight_.weight());
+  mb.saved.push(Saved{x});
+  return border_.combine(lane, partial).wait(lane);
+}
+
+Async<Tensor> RowParallelLinear::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
+  auto [x] = mb.saved.pop<Saved>();
+  const Tensor dy_full = border_.spread(lane, dy).wait(lane);
+  Tensor dx = ops::gemm_nn(lane, dy_full, weight_.weight());
+  mb.later.push(*this, Pending{dy_full, std::move(x)});
+  return Async<Tensor>(std::move(dx));
+}
+
+void RowParallelLinear::weight_grad(Lane& lane, Pending pending) const {
+  ops::gemm_tn_accumulate(lane, pending.dy_full, pending.x, weight_.main_grad(), weight_.beta());
+  weight_.ready();
+}
+
+}  // namespace weft::nn

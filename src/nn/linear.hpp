@@ -1,0 +1,56 @@
+// Linear layers cut over tensor-parallel ranks (Shoeybi et al. 2019). On one rank they are plain linear
+// layers: the same code with communicators that return at once.
+#pragma once
+
+#include "nn/module.hpp"
+#include "nn/param.hpp"
+#include "nn/tensor_parallel.hpp"
+
+namespace weft::nn {
+
+// y = x Wᵀ + b, rows of W [out/tp, in] on each rank.         x outside the region, y [s, b, out/tp]
+class ColumnParallelLinear final : public Linear {
+ public:
+  // bias may be null.
+  ColumnParallelLinear(const TensorParallelBorder& border, const Param& weight, const Param* bias)
+      : border_(border), weight_(weight), bias_(bias) {}
+  Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
+  Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
+
+  struct Pending {
+    Tensor dy, x;
+  };
+  void weight_grad(Lane& lane, Pending pending) const;
+
+ private:
+  struct Saved {
+    Tensor x;  // as it came: under sequence parallel the shard, gathered again when the weight gradient runs
+  };
+  const TensorParallelBorder& border_;
+  const Param& weight_;
+  const Param* bias_;
+};
+
+// y = Σ over ranks of x Wᵀ, columns of W [out, in/tp] on each rank.   x [s, b, in/tp], y outside the region.
+// The bias belongs to the bias-dropout-add that follows: it is added once, after the sum.
+class RowParallelLinear final : public Linear {
+ public:
+  RowParallelLinear(const TensorParallelBorder& border, const Param& weight)
+      : border_(border), weight_(weight) {}
+  Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
+  Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
+
+  struct Pending {
+    Tensor dy_full, x;
+  };
+  void weight_grad(Lane& lane, Pending pending) const;
+
+ private:
+  struct Saved {
+    Tensor x;
+  };
+  const TensorParallelBorder& border_;
+  const Param& weight_;
+};
+
+}  // namespace weft::nn

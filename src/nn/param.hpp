@@ -1,0 +1,116 @@
+// Param: one piece of trainable memory of this rank, and what it is in the world. Checkpoints, import and
+// export, initialisation, the gradient norm, weight decay and the planner all read its LogicalTensors;
+// nothing else knows how a tensor is cut.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/rng.hpp"
+#include "core/tensor.hpp"
+#include "core/workers.hpp"
+
+namespace weft {
+
+// How the initial values of a tensor are drawn. Element e of the *global* tensor is a function of (seed,
+// name, e), so every layout starts from the same weights.
+struct Init {
+  enum class Kind { kZeros, kOnes, kNormal };
+  Kind kind = Kind::kZeros;
+  double std = 0;
+  bool operator==(const Init&) const = default;
+};
+
+// A canonical tensor as files and users know it ("decoder.layers.3.self_attention.linear_q.weight"), and the
+// part of it that one rank holds: indices [begin, begin + count) of dim `cut`. A range may reach past the
+// global size; what does is padding: zero, without a gradient, in no file.
+struct LogicalTensor {
+  std::string name;
+  Shape global;            // unpadded
+  int cut = -1;            // dim that is cut over tensor-parallel ranks; −1: whole on every rank
+  std::int64_t begin = 0;  // of dim `cut`, in global indices
+  std::int64_t count = 0;
+  std::int64_t local_row = 0;  // first row of this part inside the Param's local tensor
+  Init init;
+
+  // `global` with dim `cut` replaced by `count`: padding included.
+  Shape local_shape() const;
+  // Of `count`, the indices that exist in the global tensor.
+  std::int64_t real_count() const;
+};
+
+// Told when a parameter's gradient has all its contributions (data_parallel implements it).
+class GradSink {
+ public:
+  virtual ~GradSink() = default;
+  virtual void gradient_ready(const class Param& param) = 0;
+};
+
+class Param {
+ public:
+  // `local` = the parts, one below the other.
+  Param(std::string name, Shape local, std::vector<LogicalTensor> parts, bool decay);
+
+  const std::string& name() const { return name_; }
+  const Shape& local_shape() const { return local_; }
+  const std::vector<LogicalTensor>& parts() const { return parts_; }
+  bool decay() const { return decay_; }  // weight decay applies: two dims and not a bias
+  // A second use of another parameter's weight (a tied output layer): weight() is the owner's memory,
+  // main_grad() is its own and is added to the owner's once, after the step's last contribution. Null for
+  // every other parameter.
+  const Param* owner() const { return owner_; }
+
+  // --- memory: views into the flat buffers of data_parallel, set once before the first step
+  const Tensor& weight() const { return weight_; }  // compute dtype
+  const Tensor& main_grad() const {
+    return main_grad_;
+  }  // accumulator type: Σ over target tokens of d loss / d weight
+  void bind(Tensor weight, Tensor main_grad, GradSink* sink);
+
+  // The local piece of one logical part inside `whole` (weight(), main_grad(), or a tensor shaped like them).
+  Tensor part_of(const Tensor& whole, const LogicalTensor& part) const;
+
+  // --- gradient accounting within a step
+  // How often weight-gradient tasks add to main_grad in a step: microbatches × uses.
+  void expect_contributions(int count);
+  // 0 for the first contribution of a step (it writes), then 1 (they add).
+  float beta() const { return contributions_ == 0 ? 0.0f : 1.0f; }
+  // One contribution has been added (called by the module, after its weight-gradient operation).
+  void ready() const;
+  void begin_step() const { contributions_ = 0; }
+
+ private:
+  friend class ParamSet;
+  std::string name_;
+  Shape local_;
+  std::vector<LogicalTensor> parts_;
+  bool decay_;
+  const Param* owner_ = nullptr;
+  Tensor weight_, main_grad_;
+  GradSink* sink_ = nullptr;
+  int expected_ = 1;
+  // Modules are const while they run; what a step does to a parameter is counted here.
+  mutable int contributions_ = 0;
+};
+
+// Every parameter of a rank, in the order of the forward pass.
+class ParamSet {
+ public:
+  // A new parameter, or the one of this name that an earlier build over the same set has made (the training,
+  // evaluation and generation forms of a model share their parameters). Parts in order of their rows.
+  Param* add(const std::string& name, std::vector<LogicalTensor> parts, bool decay);
+  Param* add_tied(const std::string& name, const Param& owner);
+  const std::vector<std::unique_ptr<Param>>& all() const { return params_; }
+  Param* find(const std::string& name) const;
+
+ private:
+  std::vector<std::unique_ptr<Param>> params_;
+};
+
+// Draws the local part of every logical tensor into weight-shaped memory (host, any floating dtype); padding
+// is zero.
+void initialize(Workers& workers, const Param& param, const Tensor& weight, RandomKey seed);
+
+}  // namespace weft

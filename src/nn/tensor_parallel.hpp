@@ -1,0 +1,46 @@
+// The border of a tensor-parallel region: what lies outside is either whole on every rank or cut along the
+// sequence. Two operations are all there is, and each is the derivative of the other:
+//                    replicated          sequence parallel
+//   spread           identity            all-gather along s
+//   combine          all-reduce          reduce-scatter along s          (Korthikanti et al. 2022, conjugates
+//   f/f̄, g/ḡ)
+#pragma once
+
+#include "comm/communicator.hpp"
+
+namespace weft::nn {
+
+class TensorParallelBorder {
+ public:
+  explicit TensorParallelBorder(Communicator& tp) : tp_(tp) {}
+  virtual ~TensorParallelBorder() = default;
+  // Into the region: x outside -> [s, b, h] on every rank.
+  virtual Async<Tensor> spread(Lane& lane, const Tensor& x) const = 0;
+  // Out of the region: the sum over ranks of `partial` [s, b, h], in the form it has outside. May reuse
+  // `partial`.
+  virtual Async<Tensor> combine(Lane& lane, const Tensor& partial) const = 0;
+  // Sequence length outside the region for s inside.
+  virtual std::int64_t outside(std::int64_t s) const = 0;
+  Communicator& tp() const { return tp_; }
+
+ protected:
+  Communicator& tp_;
+};
+
+class ReplicatedBorder final : public TensorParallelBorder {
+ public:
+  using TensorParallelBorder::TensorParallelBorder;
+  Async<Tensor> spread(Lane& lane, const Tensor& x) const override;
+  Async<Tensor> combine(Lane& lane, const Tensor& partial) const override;
+  std::int64_t outside(std::int64_t s) const override { return s; }
+};
+
+class SequenceParallelBorder final : public TensorParallelBorder {
+ public:
+  using TensorParallelBorder::TensorParallelBorder;
+  Async<Tensor> spread(Lane& lane, const Tensor& x) const override;
+  Async<Tensor> combine(Lane& lane, const Tensor& partial) const override;
+  std::int64_t outside(std::int64_t s) const override { return s / tp_.size(); }
+};
+
+}  // namespace weft::nn
