@@ -1,6 +1,6 @@
-// Async<T>: the result of a collective that has been started. The only way to the value is wait(); it is waited for
-// exactly once. Destroyed unwaited while no exception is in flight, it is a checked error that stops the run (all
-// ranks); during unwinding it is cancelled.
+// Async<T>: the result of a collective that has been started. The only way to the value is wait(); it is
+// waited for exactly once. Destroyed unwaited while no exception is in flight, it is a checked error that
+// stops the run (all ranks); during unwinding it is cancelled.
 #pragma once
 
 #include <exception>
@@ -15,8 +15,9 @@ namespace weft {
 class Operation {
  public:
   virtual ~Operation() = default;
-  // Makes lane.compute wait until the result may be read and the inputs may be written again (on the CPU: blocks).
-  // Throws Aborted when another rank failed, Error on a timeout or a call that differs between ranks.
+  // Makes lane.compute wait until the result may be read and the inputs may be written again (on the CPU:
+  // blocks). Throws Aborted when another rank failed, Error on a timeout or a call that differs between
+  // ranks.
   virtual void wait(Lane& lane) = 0;
   // The result will not be used: an exception is in flight.
   virtual void cancel() noexcept = 0;

@@ -1,7 +1,8 @@
 // Communicator: the collectives of one group of ranks. Every call starts an operation and returns; see Async.
-// All ranks of a group issue the same calls in the same order. Reductions sum in rank order, element by element, in the
-// accumulator type of the dtype (bf16 is summed in fp32 and rounded once), so results do not depend on timing.
-// A group of one runs the same code; its collectives return at once (see self_communicator).
+// All ranks of a group issue the same calls in the same order. Reductions sum in rank order, element by
+// element, in the accumulator type of the dtype (bf16 is summed in fp32 and rounded once), so results do not
+// depend on timing. A group of one runs the same code; its collectives return at once (see
+// self_communicator).
 #pragma once
 
 #include <cstdint>
@@ -24,17 +25,20 @@ class Communicator {
 
   // In place; returns x.
   virtual Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op = ReduceOp::kSum) = 0;
-  // `full` [size * n, ...] = the shards [n, ...] in rank order. The forms without an output allocate it from the lane.
+  // `full` [size * n, ...] = the shards [n, ...] in rank order. The forms without an output allocate it from
+  // the lane.
   virtual Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) = 0;
   // `shard` [n, ...] = rows [rank * n, (rank + 1) * n) of the sum of every rank's `full` [size * n, ...].
   virtual Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) = 0;
   // Rows of dim 0: send_rows[r] rows go to rank r, receive_rows[r] come from it, both packed in rank order.
-  virtual Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
-                                        const Tensor& receive, const std::vector<std::int64_t>& receive_rows) = 0;
+  virtual Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send,
+                                        const std::vector<std::int64_t>& send_rows, const Tensor& receive,
+                                        const std::vector<std::int64_t>& receive_rows) = 0;
   // In place; returns x.
   virtual Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) = 0;
 
-  // A group of point-to-point messages that progress together. Returns the received tensors, in the order given.
+  // A group of point-to-point messages that progress together. Returns the received tensors, in the order
+  // given.
   struct Message {
     int peer;
     Tensor tensor;  // read when sending, written when receiving
@@ -42,8 +46,8 @@ class Communicator {
   virtual Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
                                                   const std::vector<Message>& receives) = 0;
   virtual void barrier(Lane& lane) = 0;
-  // Collective over this group: ranks with the same colour form a new group, ordered by (key, rank here). A negative
-  // colour joins none and gets nullptr.
+  // Collective over this group: ranks with the same colour form a new group, ordered by (key, rank here). A
+  // negative colour joins none and gets nullptr.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
   // The bytes this rank has sent through this communicator (counted by shape; meta lanes count too).
   virtual std::uint64_t bytes_sent() const = 0;

@@ -1,7 +1,7 @@
-// Arena: one reservation of memory, taken before the first step, from which every tensor of a rank comes. Pieces are
-// placed at the lowest address that fits and join their free neighbours when released, so the addresses of a step
-// depend only on the order of its allocations: a run on meta memory finds the exact size that the real run needs,
-// and every steady-state step uses the same addresses (a CUDA graph may hold them).
+// Arena: one reservation of memory, taken before the first step, from which every tensor of a rank comes.
+// Pieces are placed at the lowest address that fits and join their free neighbours when released, so the
+// addresses of a step depend only on the order of its allocations: a run on meta memory finds the exact size
+// that the real run needs, and every steady-state step uses the same addresses (a CUDA graph may hold them).
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Uninitialised. `what` (a literal) names the tensor in reports of the largest items. When it does not fit: an Error
-  // that says the sizes and the largest live items.
+  // Uninitialised. `what` (a literal) names the tensor in reports of the largest items. When it does not fit:
+  // an Error that says the sizes and the largest live items.
   Tensor alloc(DType dtype, const Shape& shape, const char* what);
 
   Device device() const;

@@ -1,6 +1,6 @@
-// Errors. Three kinds leave a function: ConfigError (usage, configuration, unreadable input: exit status 2, nothing
-// touched), Error (failed while running: exit status 1), Aborted (another rank failed first; only that one reports).
-// Programmer errors are WEFT_CHECK: they say which condition and where.
+// Errors. Three kinds leave a function: ConfigError (usage, configuration, unreadable input: exit status 2,
+// nothing touched), Error (failed while running: exit status 1), Aborted (another rank failed first; only
+// that one reports). Programmer errors are WEFT_CHECK: they say which condition and where.
 #pragma once
 
 #include <fmt/core.h>
@@ -44,8 +44,8 @@ template <class... Args>
 
 }  // namespace weft
 
-#define WEFT_CHECK(condition, ...)                                                          \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]]                                                          \
-      ::weft::check_failed(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__));       \
+#define WEFT_CHECK(condition, ...)                                                    \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]]                                                    \
+      ::weft::check_failed(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -1,5 +1,5 @@
-// Where memory lives and code runs. Meta tensors have shapes and addresses but no bytes: the planner runs the real
-// code on them and reads the arena's peak.
+// Where memory lives and code runs. Meta tensors have shapes and addresses but no bytes: the planner runs the
+// real code on them and reads the arena's peak.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,12 @@ struct Device {
 
 constexpr std::string_view name_of(DeviceKind kind) {
   switch (kind) {
-    case DeviceKind::kCpu: return "cpu";
-    case DeviceKind::kCuda: return "cuda";
-    case DeviceKind::kMeta: return "meta";
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kCuda:
+      return "cuda";
+    case DeviceKind::kMeta:
+      return "meta";
   }
   return "?";
 }

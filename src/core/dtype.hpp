@@ -43,25 +43,61 @@ struct f16 {
 
 template <class T>
 constexpr DType dtype_of();
-template <> constexpr DType dtype_of<double>() { return DType::kF64; }
-template <> constexpr DType dtype_of<float>() { return DType::kF32; }
-template <> constexpr DType dtype_of<bf16>() { return DType::kBF16; }
-template <> constexpr DType dtype_of<f16>() { return DType::kF16; }
-template <> constexpr DType dtype_of<std::int64_t>() { return DType::kI64; }
-template <> constexpr DType dtype_of<std::int32_t>() { return DType::kI32; }
-template <> constexpr DType dtype_of<std::int16_t>() { return DType::kI16; }
-template <> constexpr DType dtype_of<std::uint16_t>() { return DType::kU16; }
-template <> constexpr DType dtype_of<std::int8_t>() { return DType::kI8; }
-template <> constexpr DType dtype_of<std::uint8_t>() { return DType::kU8; }
+template <>
+constexpr DType dtype_of<double>() {
+  return DType::kF64;
+}
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::kF32;
+}
+template <>
+constexpr DType dtype_of<bf16>() {
+  return DType::kBF16;
+}
+template <>
+constexpr DType dtype_of<f16>() {
+  return DType::kF16;
+}
+template <>
+constexpr DType dtype_of<std::int64_t>() {
+  return DType::kI64;
+}
+template <>
+constexpr DType dtype_of<std::int32_t>() {
+  return DType::kI32;
+}
+template <>
+constexpr DType dtype_of<std::int16_t>() {
+  return DType::kI16;
+}
+template <>
+constexpr DType dtype_of<std::uint16_t>() {
+  return DType::kU16;
+}
+template <>
+constexpr DType dtype_of<std::int8_t>() {
+  return DType::kI8;
+}
+template <>
+constexpr DType dtype_of<std::uint8_t>() {
+  return DType::kU8;
+}
 
 // The type that sums and moments of T are kept in: double for double, float for everything narrower.
 template <class T>
-struct accumulator { using type = float; };
+struct accumulator {
+  using type = float;
+};
 template <>
-struct accumulator<double> { using type = double; };
+struct accumulator<double> {
+  using type = double;
+};
 template <class T>
 using accumulator_t = typename accumulator<T>::type;
 // The same as a value: F64 -> F64, else F32. Main gradients and master weights have this type.
-constexpr DType accumulator_of(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+constexpr DType accumulator_of(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
 
 }  // namespace weft

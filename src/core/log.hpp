@@ -1,4 +1,5 @@
-// Progress and warnings, to stderr, one whole line at a time. The level comes from WEFT_LOG (debug|info|warn).
+// Progress and warnings, to stderr, one whole line at a time. The level comes from WEFT_LOG
+// (debug|info|warn).
 #pragma once
 
 #include <fmt/core.h>

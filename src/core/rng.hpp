@@ -1,6 +1,6 @@
-// Counter-based random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-// A number is a pure function of (key, counter): the key says what it is for, the counter which global element it
-// belongs to, so the values never depend on layout, order or thread.
+// Counter-based random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// 2011). A number is a pure function of (key, counter): the key says what it is for, the counter which global
+// element it belongs to, so the values never depend on layout, order or thread.
 #pragma once
 
 #include <array>
@@ -36,10 +36,12 @@ inline Philox philox(RandomKey key, std::uint64_t counter_low, std::uint64_t cou
 }
 
 // [0, 1) with 24 bits.
-inline float uniform(std::uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
+inline float uniform(std::uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
 
-// The standard normal number of element `index` under `key` (Box-Muller in double: the same on every machine up to
-// the last bits of its libm).
+// The standard normal number of element `index` under `key` (Box-Muller in double: the same on every machine
+// up to the last bits of its libm).
 double normal(RandomKey key, std::uint64_t index);
 
 }  // namespace weft

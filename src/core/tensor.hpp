@@ -1,11 +1,13 @@
-// Tensor: a counted handle to a piece of an arena (or to memory owned elsewhere). No operations, no derivatives.
+// Tensor: a counted handle to a piece of an arena (or to memory owned elsewhere). No operations, no
+// derivatives.
 //
-// A tensor is a matrix of rows() rows of length dim(-1), `ld` elements apart, with the rows grouped into at most three
-// outer dimensions. So both a range of dim 0 (a piece of the sequence) and a range of the last dim (q inside packed
-// qkv) are views, and every kernel needs only (pointer, rows, columns, ld), as BLAS does.
+// A tensor is a matrix of rows() rows of length dim(-1), `ld` elements apart, with the rows grouped into at
+// most three outer dimensions. So both a range of dim 0 (a piece of the sequence) and a range of the last dim
+// (q inside packed qkv) are views, and every kernel needs only (pointer, rows, columns, ld), as BLAS does.
 //
-// When the last handle to a piece of an arena goes, the piece is free again: that is the whole story of activation
-// lifetimes. Handles are not thread-safe, except that several threads may hold copies of const tensors.
+// When the last handle to a piece of an arena goes, the piece is free again: that is the whole story of
+// activation lifetimes. Handles are not thread-safe, except that several threads may hold copies of const
+// tensors.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +31,8 @@ void release(Block* block);
 class Tensor {
  public:
   Tensor() = default;
-  // Memory that outlives every handle and is owned by the caller (a mapped file, a std::vector, a pinned buffer).
+  // Memory that outlives every handle and is owned by the caller (a mapped file, a std::vector, a pinned
+  // buffer).
   static Tensor borrow(void* data, DType dtype, const Shape& shape, Device device = {});
 
   Tensor(const Tensor& other);

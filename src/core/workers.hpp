@@ -1,5 +1,5 @@
-// Workers: the threads one rank may use inside an operation. Work is cut into pieces whose borders never depend on the
-// number of threads, so results do not either.
+// Workers: the threads one rank may use inside an operation. Work is cut into pieces whose borders never
+// depend on the number of threads, so results do not either.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   int threads() const;
-  // Calls body(begin, end) on [0, n) in pieces of `grain` (the last may be shorter), in any order, and returns when all
-  // are done. The first exception is rethrown here. Not reentrant: a body must not call it.
-  void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+  // Calls body(begin, end) on [0, n) in pieces of `grain` (the last may be shorter), in any order, and
+  // returns when all are done. The first exception is rethrown here. Not reentrant: a body must not call it.
+  void parallel_for(std::int64_t n, std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
   struct State;

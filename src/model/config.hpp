@@ -1,5 +1,5 @@
-// ModelConfig: the numbers of a GPT-family model under Megatron's option names. What the user types, presets hold,
-// checkpoints store and Hugging Face configs map to. specs.hpp turns it into a ModelSpec.
+// ModelConfig: the numbers of a GPT-family model under Megatron's option names. What the user types, presets
+// hold, checkpoints store and Hugging Face configs map to. specs.hpp turns it into a ModelSpec.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ struct ModelConfig {
   std::int64_t kv_channels = 0;       // head size; 0: hidden_size / num_attention_heads
   std::int64_t ffn_hidden_size = 0;   // 0: 4h; gated units: 8h/3 cut down to a multiple of 64, at least 64
   std::int64_t vocab_size = 0;        // unpadded
-  std::int64_t make_vocab_size_divisible_by = 128;  // padding, per tensor-parallel rank; never changes a number
+  std::int64_t make_vocab_size_divisible_by =
+      128;  // padding, per tensor-parallel rank; never changes a number
   std::int64_t max_position_embeddings = 0;
 
   PositionEmbedding position_embedding = PositionEmbedding::kLearnedAbsolute;
@@ -44,10 +45,10 @@ struct ModelConfig {
   Normalization normalization = Normalization::kLayerNorm;
   double norm_epsilon = 1e-5;
   ops::Activation activation = ops::Activation::kGeluTanh;
-  bool gated = false;            // --swiglu: gated unit with silu
-  bool add_bias_linear = true;   // biases of all linear layers but the output layer
-  bool add_qkv_bias = false;     // bias of qkv although add_bias_linear is off
-  bool tied = true;              // the output layer shares the word embeddings
+  bool gated = false;           // --swiglu: gated unit with silu
+  bool add_bias_linear = true;  // biases of all linear layers but the output layer
+  bool add_qkv_bias = false;    // bias of qkv although add_bias_linear is off
+  bool tied = true;             // the output layer shares the word embeddings
 
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
@@ -58,16 +59,17 @@ struct ModelConfig {
 
 // Fills every "0: ..." default in. Idempotent.
 ModelConfig resolved(ModelConfig config);
-// Every problem of the numbers themselves (hidden not divisible by heads, ...), named by Megatron's options; empty: fine.
+// Every problem of the numbers themselves (hidden not divisible by heads, ...), named by Megatron's options;
+// empty: fine.
 std::vector<std::string> problems_of(const ModelConfig& config);
 
 // One JSON object, every field; and back (a ConfigError names an unknown or ill-typed field).
 std::string to_json(const ModelConfig& config);
 ModelConfig model_config_from_json(const std::string& text);
 
-// Parameters of the model, and floating-point operations per token of a forward and backward pass over sequences of
-// `seq_length` by the field's convention: 6 N + 12 L A S with N the weights used in matrix products (a tied embedding
-// once), A = heads · head size, causal attention not halved.
+// Parameters of the model, and floating-point operations per token of a forward and backward pass over
+// sequences of `seq_length` by the field's convention: 6 N + 12 L A S with N the weights used in matrix
+// products (a tied embedding once), A = heads · head size, causal attention not halved.
 std::int64_t parameter_count(const ModelConfig& config);
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length);
 

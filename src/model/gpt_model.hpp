@@ -10,6 +10,7 @@
 #include "nn/embedding.hpp"
 #include "nn/head.hpp"
 #include "nn/module.hpp"
+#include "ops/rope.hpp"
 
 namespace weft {
 

@@ -132,6 +132,10 @@ std::vector<std::string> validate(const ModelSpec& spec, int tp) {
     divides(a.heads, "--num-attention-heads");
     divides(a.groups, "--num-query-groups");
     divides(std::get<MlpSpec>(spec.layers[i].mlp).ffn_hidden_size, "--ffn-hidden-size");
+    if (a.rotary != spec.layers[0].self_attention.rotary) {
+      problems.push_back(
+          fmt::format("layer {} has other rotary positions than layer 0: one table serves all layers", i));
+    }
     if (a.rotary && a.rotary->dim % 2 != 0) {
       problems.push_back(
           fmt::format("--rotary-percent leaves {} rotated channels of --kv-channels {}: it must be even",

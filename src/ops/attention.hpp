@@ -1,5 +1,6 @@
-// Scaled dot-product attention, tiled with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022): memory is
-// linear in the sequence length. Grouped queries: query head i reads key/value head i / (q_heads / kv_heads).
+// Scaled dot-product attention, tiled with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022):
+// memory is linear in the sequence length. Grouped queries: query head i reads key/value head i / (q_heads /
+// kv_heads).
 #pragma once
 
 #include "core/lane.hpp"
@@ -9,17 +10,17 @@ namespace weft::ops {
 
 struct AttentionOptions {
   int head_dim = 0;
-  double scale = 1;     // on q·k
-  bool causal = true;   // query i sees keys 0 .. i + query_offset
+  double scale = 1;               // on q·k
+  bool causal = true;             // query i sees keys 0 .. i + query_offset
   std::int64_t query_offset = 0;  // keys before the first query (a KV cache)
-  // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and scaled by
-  // 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not depend on layout:
-  // Philox counter = (key / 4 | query << 32, sample << 20 | head), word = key % 4, kept when uniform(word) ≥ dropout;
-  // query = index + query_offset, head = first_head + index.
+  // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and
+  // scaled by 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not
+  // depend on layout: Philox counter = (key / 4 | query << 32, sample << 20 | head), word = key % 4, kept
+  // when uniform(word) ≥ dropout; query = index + query_offset, head = first_head + index.
   double dropout = 0;
   RandomKey dropout_key;
-  Tensor sample_ids;                // [b] i64 (host memory): global sample numbers; needed when dropout > 0
-  std::int64_t first_head = 0;      // global number of this rank's first query head
+  Tensor sample_ids;            // [b] i64 (host memory): global sample numbers; needed when dropout > 0
+  std::int64_t first_head = 0;  // global number of this rank's first query head
 };
 
 struct AttentionResult {

@@ -1,6 +1,6 @@
-// Softmax cross-entropy over a vocabulary that may be cut over ranks (vocabulary parallel). The logits are read in
-// their own dtype and never copied to f32; backward overwrites them. Rows are [s, b] flattened; labels [b, s] i32, −100
-// (any negative) is ignored: loss 0, gradient exactly 0.
+// Softmax cross-entropy over a vocabulary that may be cut over ranks (vocabulary parallel). The logits are
+// read in their own dtype and never copied to f32; backward overwrites them. Rows are [s, b] flattened;
+// labels [b, s] i32, −100 (any negative) is ignored: loss 0, gradient exactly 0.
 //
 // Steps, with two small reductions between them where the vocabulary is cut:
 //   local  = cross_entropy_local(logits)           one pass: row maximum and sums relative to it
@@ -15,10 +15,10 @@
 namespace weft::ops {
 
 struct CrossEntropyOptions {
-  std::int64_t vocabulary = 0;       // unpadded, global
-  std::int64_t first = 0;            // global id of the first local column; columns at or past `vocabulary` are padding
-  double label_smoothing = 0;        // Megatron's form: the mass goes to the other vocabulary − 1 entries
-  double z_loss = 0;                 // + z_loss · lse², per row
+  std::int64_t vocabulary = 0;  // unpadded, global
+  std::int64_t first = 0;  // global id of the first local column; columns at or past `vocabulary` are padding
+  double label_smoothing = 0;  // Megatron's form: the mass goes to the other vocabulary − 1 entries
+  double z_loss = 0;           // + z_loss · lse², per row
 };
 
 struct CrossEntropyLocal {
@@ -35,8 +35,8 @@ struct CrossEntropyResult {
   Tensor losses;  // [rows] f32 (f64): per-token loss, smoothing and z-loss included, 0 where ignored
   Tensor lse;     // [rows]
 };
-CrossEntropyResult cross_entropy_finish(Lane& lane, const Tensor& max, const Tensor& sums, const Tensor& labels,
-                                        const CrossEntropyOptions& options);
+CrossEntropyResult cross_entropy_finish(Lane& lane, const Tensor& max, const Tensor& sums,
+                                        const Tensor& labels, const CrossEntropyOptions& options);
 // logits := d(scale · Σ losses)/d logits; padding columns become 0.
 void cross_entropy_backward(Lane& lane, const Tensor& logits, const Tensor& lse, const Tensor& labels,
                             const CrossEntropyOptions& options, double scale);

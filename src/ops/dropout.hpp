@@ -1,6 +1,6 @@
-// Bias, dropout and residual in one pass. The mask of element (sample, token, channel) is a function of the key and of
-// these global indices only: Philox counter = (channel / 4 | token << 32, sample), word = channel % 4;
-// it is kept when uniform(word) ≥ p, and then scaled by 1 / (1 − p).
+// Bias, dropout and residual in one pass. The mask of element (sample, token, channel) is a function of the
+// key and of these global indices only: Philox counter = (channel / 4 | token << 32, sample), word = channel
+// % 4; it is kept when uniform(word) ≥ p, and then scaled by 1 / (1 − p).
 #pragma once
 
 #include "core/lane.hpp"
@@ -16,7 +16,8 @@ struct DropoutSite {
   std::int64_t first_channel = 0;  // global number of the first channel
 };
 
-// out = residual + dropout(x + bias); x, residual [s, b, h]; bias [h] may be undefined; residual may be undefined (0).
+// out = residual + dropout(x + bias); x, residual [s, b, h]; bias [h] may be undefined; residual may be
+// undefined (0).
 Tensor bias_dropout_add(Lane& lane, const Tensor& x, const Tensor& bias, const Tensor& residual,
                         const DropoutSite& site);
 // dx = mask · dout / (1 − p). With p = 0 it returns dout itself (no copy).

@@ -1,7 +1,9 @@
-// Matrix products of linear layers. Activations [..., n] are matrices of x.rows() rows; weights are [out, in].
+// Matrix products of linear layers. Activations [..., n] are matrices of x.rows() rows; weights are [out,
+// in].
 //
-// dtypes: f32, bf16, f16 (computed in f32), f64 (plain reference loop, for derivative checks). Products are summed in
-// the accumulator type; results are rounded once. Cutting rows of the result never changes a bit of it.
+// dtypes: f32, bf16, f16 (computed in f32), f64 (plain reference loop, for derivative checks). Products are
+// summed in the accumulator type; results are rounded once. Cutting rows of the result never changes a bit of
+// it.
 #pragma once
 
 #include "core/lane.hpp"

@@ -7,16 +7,16 @@ namespace weft::ops {
 
 struct AdamWStep {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  std::int64_t t = 1;          // 1 at the first update
-  double gradient_scale = 1;   // clip coefficient / number of target tokens / loss scale
+  std::int64_t t = 1;         // 1 at the first update
+  double gradient_scale = 1;  // clip coefficient / number of target tokens / loss scale
 };
 
 // Decoupled weight decay (Loshchilov & Hutter 2019), bias-corrected as torch.optim.AdamW and FusedAdam:
 //   g = gradient_scale · grad;  p −= lr · weight_decay · p;  m = β1 m + (1−β1) g;  v = β2 v + (1−β2) g²
 //   p −= lr / (1−β1ᵗ) · m / (√v / √(1−β2ᵗ) + eps);  weight = round(p)
 // master, exp_avg, exp_avg_sq, grad: [n] same dtype; weight: [n], any floating dtype (may be master itself).
-void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
-           const Tensor& grad, const Tensor& weight);
+void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
+           const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight);
 
 struct SgdStep {
   double lr = 0, momentum = 0, weight_decay = 0;

@@ -6,12 +6,13 @@
 namespace weft::ops {
 
 struct RopeTable {
-  Tensor cos, sin;  // [positions, rotary_dim / 2], f32 (f64 for f64 tensors)
+  Tensor cos, sin;           // [positions, rotary_dim / 2], f32 (f64 for f64 tensors)
   bool interleaved = false;  // pairs (2i, 2i+1) in place of (i, i + rotary_dim/2)
 };
 
-// Rotates, in place, the first rotary_dim channels of each head of x [s, b, heads · head_dim] (may be strided).
-// positions [s, b] i32 are rows of the table; undefined: row = index in s. `inverse` rotates back: the derivative.
+// Rotates, in place, the first rotary_dim channels of each head of x [s, b, heads · head_dim] (may be
+// strided). positions [s, b] i32 are rows of the table; undefined: row = index in s. `inverse` rotates back:
+// the derivative.
 void rope_in_place(Lane& lane, const Tensor& x, const RopeTable& table, const Tensor& positions, int head_dim,
                    bool inverse);
 
