@@ -73,13 +73,15 @@ class Param {
   Tensor part_of(const Tensor& whole, const LogicalTensor& part) const;
 
   // --- gradient accounting within a step
-  // How often weight-gradient tasks add to main_grad in a step: microbatches × uses.
-  void expect_contributions(int count);
+  // A new step, in which weight-gradient tasks add to main_grad this often: microbatches × uses.
+  void begin_step(int contributions) const {
+    expected_ = contributions;
+    contributions_ = 0;
+  }
   // 0 for the first contribution of a step (it writes), then 1 (they add).
   float beta() const { return contributions_ == 0 ? 0.0f : 1.0f; }
   // One contribution has been added (called by the module, after its weight-gradient operation).
   void ready() const;
-  void begin_step() const { contributions_ = 0; }
 
  private:
   friend class ParamSet;
@@ -90,9 +92,8 @@ class Param {
   const Param* owner_ = nullptr;
   Tensor weight_, main_grad_;
   GradSink* sink_ = nullptr;
-  int expected_ = 1;
   // Modules are const while they run; what a step does to a parameter is counted here.
-  mutable int contributions_ = 0;
+  mutable int contributions_ = 0, expected_ = 0;
 };
 
 // Every parameter of a rank, in the order of the forward pass.

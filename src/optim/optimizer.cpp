@@ -1,0 +1,122 @@
+#include "optim/optimizer.hpp"
+
+#include "ops/elementwise.hpp"
+#include "ops/optimizer.hpp"
+
+namespace weft {
+namespace {
+
+// The part that both optimizers share: where the master weights are.
+class MasterWeights {
+ public:
+  MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer) {
+    const DType type = accumulator_of(buffer.weights().dtype());
+    // fp32 (and fp64) models update their weights in place.
+    master_ = type == buffer.weights().dtype() ? buffer.weights() : zeros(lane, "master weights");
+  }
+
+  Tensor zeros(Lane& lane, const char* what) const {
+    const Tensor t = lane.alloc(accumulator_of(buffer_.weights().dtype()), {buffer_.elems()}, what);
+    ops::fill(lane, t, 0);
+    return t;
+  }
+
+  void publish(Lane& lane) const {
+    if (master_.raw() != buffer_.weights().raw()) ops::copy(lane, master_, buffer_.weights());
+  }
+
+  const ParamBuffer& buffer() const { return buffer_; }
+  const Tensor& flat() const { return master_; }
+
+ private:
+  const ParamBuffer& buffer_;
+  Tensor master_;
+};
+
+class AdamW final : public Optimizer {
+ public:
+  AdamW(Lane& lane, const ParamBuffer& buffer, const AdamWOptions& options)
+      : master_(lane, buffer),
+        options_(options),
+        exp_avg_(master_.zeros(lane, "Adam's first moments")),
+        exp_avg_sq_(master_.zeros(lane, "Adam's second moments")) {}
+
+  void step(Lane& lane, const UpdateStep& update) override {
+    ++steps_;
+    for (const ParamBuffer::Slot& slot : master_.buffer().slots()) {
+      const auto flat = [&](const Tensor& t) { return t.slice(slot.offset, slot.elems); };
+      ops::adamw(lane,
+                 {.lr = update.lr,
+                  .beta1 = options_.beta1,
+                  .beta2 = options_.beta2,
+                  .eps = options_.eps,
+                  .weight_decay = slot.param->decay() ? update.weight_decay : 0,
+                  .t = steps_,
+                  .gradient_scale = update.gradient_scale},
+                 flat(master_.flat()), flat(exp_avg_), flat(exp_avg_sq_), flat(master_.buffer().gradients()),
+                 flat(master_.buffer().weights()));
+    }
+  }
+
+  const Tensor& master() const override { return master_.flat(); }
+  void publish(Lane& lane) override { master_.publish(lane); }
+  std::vector<State> state() const override { return {{"exp_avg", exp_avg_}, {"exp_avg_sq", exp_avg_sq_}}; }
+  std::int64_t steps() const override { return steps_; }
+  void set_steps(std::int64_t steps) override { steps_ = steps; }
+
+ private:
+  MasterWeights master_;
+  AdamWOptions options_;
+  Tensor exp_avg_, exp_avg_sq_;
+  std::int64_t steps_ = 0;
+};
+
+class Sgd final : public Optimizer {
+ public:
+  Sgd(Lane& lane, const ParamBuffer& buffer, const SgdOptions& options)
+      : master_(lane, buffer),
+        options_(options),
+        momentum_(options.momentum != 0 ? master_.zeros(lane, "momentum") : Tensor()) {}
+
+  void step(Lane& lane, const UpdateStep& update) override {
+    for (const ParamBuffer::Slot& slot : master_.buffer().slots()) {
+      const auto flat = [&](const Tensor& t) { return t.defined() ? t.slice(slot.offset, slot.elems) : t; };
+      ops::sgd(lane,
+               {.lr = update.lr,
+                .momentum = options_.momentum,
+                .weight_decay = slot.param->decay() ? update.weight_decay : 0,
+                .first = steps_ == 0,
+                .gradient_scale = update.gradient_scale},
+               flat(master_.flat()), flat(momentum_), flat(master_.buffer().gradients()),
+               flat(master_.buffer().weights()));
+    }
+    ++steps_;
+  }
+
+  const Tensor& master() const override { return master_.flat(); }
+  void publish(Lane& lane) override { master_.publish(lane); }
+  std::vector<State> state() const override {
+    if (!momentum_.defined()) return {};
+    return {{"momentum", momentum_}};
+  }
+  std::int64_t steps() const override { return steps_; }
+  void set_steps(std::int64_t steps) override { steps_ = steps; }
+
+ private:
+  MasterWeights master_;
+  SgdOptions options_;
+  Tensor momentum_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(Lane& lane, const ParamBuffer& buffer, const AdamWOptions& options) {
+  return std::make_unique<AdamW>(lane, buffer, options);
+}
+
+std::unique_ptr<Optimizer> make_sgd(Lane& lane, const ParamBuffer& buffer, const SgdOptions& options) {
+  return std::make_unique<Sgd>(lane, buffer, options);
+}
+
+}  // namespace weft
