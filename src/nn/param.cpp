@@ -38,10 +38,6 @@ Tensor Param::part_of(const Tensor& whole, const LogicalTensor& part) const {
   return whole.slice(part.local_row, part.local_shape()[0]);
 }
 
-void Param::expect_contributions(int count) {
-  expected_ = count;
-}
-
 void Param::ready() const {
   ++contributions_;
   WEFT_CHECK(contributions_ <= expected_, "{}: contribution {} of {} in one step", name_, contributions_,
