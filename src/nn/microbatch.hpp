@@ -14,7 +14,7 @@ namespace weft {
 
 // What the data says about a microbatch. Host or device memory as the lane's device needs, except sample_ids
 // (host).
-struct Batch {
+struct MicrobatchData {
   Tensor tokens;                    // [b, s] i32
   Tensor labels;                    // [b, s] i32; −100 is ignored
   Tensor sample_ids;                // [b] i64: global sample numbers, for dropout masks
@@ -110,7 +110,7 @@ struct KvCache {
 };
 
 struct Microbatch {
-  Batch batch;
+  MicrobatchData batch;
   RandomKey dropout_key;  // of (seed, step); sites add their own parts
   double loss_scale = 1;  // backward differentiates loss_scale · Σ losses
   SavedStack saved;
