@@ -3,6 +3,10 @@
 // element, in the accumulator type of the dtype (bf16 is summed in fp32 and rounded once), so results do not
 // depend on timing. A group of one runs the same code; its collectives return at once (see
 // self_communicator).
+//
+// Until an operation has been waited for, or cancel() of its Async has returned (which an unwinding stack
+// calls), other ranks may read and write its tensors: the memory under them must outlive the Async.
+// Tensors may be strided (ld) and may be empty. A shard may be its own rows of `full`; no other overlap.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +56,7 @@ class Communicator {
   // The bytes this rank has sent through this communicator (counted by shape; meta lanes count too).
   virtual std::uint64_t bytes_sent() const = 0;
 
+  // The results are allocated from the lane; in a group of one the result is the argument itself, no copy.
   Async<Tensor> all_gather(Lane& lane, const Tensor& shard);
   Async<Tensor> reduce_scatter(Lane& lane, const Tensor& full);
 };

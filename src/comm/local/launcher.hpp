@@ -22,6 +22,9 @@ struct LocalOptions {
   int ranks = 1;
   std::chrono::milliseconds timeout{600'000};  // --distributed-timeout-seconds
   std::optional<LinkModel> link;
+  // After a failure: how long ranks may take to notice it. A rank that is stuck in a computation cannot be
+  // ended alone, so then the failure is printed and the process ends with status 1. 0: wait for ever.
+  std::chrono::milliseconds grace{0};
 };
 
 // Runs body(world) in `ranks` threads and joins them all. The first failure (exception, timeout, ranks of a group whose
