@@ -18,7 +18,7 @@ declare -A groups=(
 say() { echo "install_deps: $*" >&2; }
 is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 # An uninstallable or purely virtual name has no candidate.
-is_known() { apt-cache policy "$1" 2>/dev/null | grep -q '^  Candidate: [^(]'; }
+is_known() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) == *"Candidate: "[^\(]* ]]; }
 
 if [[ ${WEFT_SKIP_DEPS:-0} == 1 ]]; then exit 0; fi
 [[ $# -gt 0 ]] || set -- build demo
