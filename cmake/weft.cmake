@@ -3,7 +3,7 @@
 
 add_library(weft_flags INTERFACE)
 target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-                                            -Wno-float-conversion -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
+                                            -Wno-float-conversion -Wno-missing-field-initializers -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 sees overlap in every "literal" + std::string (its bug 105651).
   target_compile_options(weft_flags INTERFACE -Wno-restrict)

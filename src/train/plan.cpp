@@ -1,0 +1,66 @@
+#include "train/plan.hpp"
+
+#include <algorithm>
+
+namespace weft {
+namespace {
+
+std::size_t bytes_of(const ParamBuffer& buffer, DType dtype) {
+  return static_cast<std::size_t>(buffer.elems()) * weft::bytes_of(dtype);
+}
+
+MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
+  const ParamBuffer& buffer = engine.buffer();
+  MemoryPlan plan;
+  plan.weights = bytes_of(buffer, engine.options().dtype);
+  plan.gradients = buffer.gradients().bytes();
+  for (const ParamBuffer::Slot& slot : buffer.slots()) plan.parameters += slot.elems;
+  if (engine.optimizer() != nullptr) {
+    if (engine.optimizer()->master().raw() != buffer.weights().raw()) plan.optimizer += engine.optimizer()->master().bytes();
+    for (const Optimizer::State& state : engine.optimizer()->state()) plan.optimizer += state.flat.bytes();
+  }
+  plan.tables = resident - std::min(resident, plan.weights + plan.gradients + plan.optimizer);
+  plan.activations = engine.activation_bytes();
+  plan.arena = arena.high_water();
+  return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
+                         bool evaluation) {
+  const std::unique_ptr<Arena> arena = Arena::meta();
+  Workers workers(1);
+  Lane lane{*arena, workers, {}};
+  Engine engine(lane, groups, options);
+  const std::size_t resident = arena->in_use();
+  const MicrobatchSource none;
+  engine.train_step({.microbatches = std::min<std::int64_t>(microbatches, 2), .source = none});
+  if (evaluation) engine.evaluate(1, none);
+  return describe(engine, *arena, resident);
+}
+
+MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients) {
+  const std::unique_ptr<Arena> arena = Arena::meta();
+  Workers workers(1);
+  Lane lane{*arena, workers, {}};
+  Engine engine(lane, groups, options);
+  const std::size_t resident = arena->in_use();
+  const MicrobatchSource none;
+  const Tensor logits = engine.logits({});
+  groups.dp.all_gather(lane, logits).wait(lane);
+  engine.evaluate(1, none);
+  if (gradients) engine.gradients(2, none);
+  return describe(engine, *arena, resident);
+}
+
+std::string to_string(const MemoryPlan& plan) {
+  const auto mib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  return fmt::format(
+      "memory of each rank (MiB): weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations of a microbatch {:.1f}, "
+      "tables {:.1f}; peak {:.1f}",
+      mib(plan.weights), mib(plan.gradients), mib(plan.optimizer), mib(plan.activations), mib(plan.tables),
+      mib(plan.arena));
+}
+
+}  // namespace weft

@@ -1,0 +1,247 @@
+#include "train/trainer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "comm/local/launcher.hpp"
+#include "core/log.hpp"
+#include "mesh/mesh.hpp"
+#include "train/metrics.hpp"
+#include "train/plan.hpp"
+#include "train/progress.hpp"
+#include "train/run_checkpoint.hpp"
+#include "train/schedule.hpp"
+#include "train/signals.hpp"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// What every rank of a run shares, read-only.
+struct Run {
+  TrainConfig config;
+  RunData data;
+  RunSchedule schedule;
+  MemoryPlan plan;
+  const StopSignals* signals;
+};
+
+// One rank's part of a run. Rank 0 also reports.
+class RankRun {
+ public:
+  RankRun(const Run& run, const Mesh& mesh, Lane& lane, const Groups& groups)
+      : run_(run), config_(run.config), mesh_(mesh), lane_(lane), groups_(groups),
+        engine_(lane, groups, EngineOptions::from(run.config)), training_(run.data.training->reader()),
+        validation_(run.data.validation != nullptr ? run.data.validation->reader() : nullptr) {}
+
+  TrainSummary train() {
+    progress_ = start_run(config_, lane_, groups_, engine_);
+    if (groups_.world.rank() == 0) open_reports();
+    while (progress_.iteration < run_.schedule.iterations && !summary_.signal) step();
+    finish();
+    return summary_;
+  }
+
+ private:
+  bool reports() const { return groups_.world.rank() == 0; }
+
+  void open_reports() {
+    reporter_.emplace(config_.log, run_.schedule.iterations, progress_.iteration);
+    if (!config_.log.metrics.empty()) metrics_.emplace(config_.log.metrics, progress_.iteration);
+  }
+
+  BatchShape batch_shape() const {
+    return {.global_batch = run_.schedule.batch.batch_size(progress_.consumed_samples),
+            .micro_batch = config_.training.micro_batch_size,
+            .dp_size = mesh_.size(Axis::kDp)};
+  }
+
+  void step() {
+    const BatchShape shape = batch_shape();
+    const std::int64_t consumed = progress_.consumed_samples;
+    const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
+      training_->load(shape, consumed, index, mesh_.coordinate(Axis::kDp), out);
+    };
+    StepReport report;
+    report.lr = run_.schedule.lr.lr(progress_.scheduled_samples);
+    const Clock::time_point start = Clock::now();
+    const StepResult result =
+        engine_.train_step({.iteration = progress_.iteration + 1,
+                            .microbatches = shape.microbatches(),
+                            .source = source,
+                            .lr = report.lr,
+                            .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
+                            .stop_requested = run_.signals->received() != 0});
+    const double seconds = seconds_since(start);
+    ++progress_.iteration;
+    progress_.consumed_samples += shape.global_batch;
+    if (result.skipped) {
+      ++progress_.skipped;
+    } else {
+      progress_.scheduled_samples += shape.global_batch;
+    }
+    train_seconds_ += seconds;
+    trained_tokens_ += shape.global_batch * config_.data.seq_length;
+    summary_.iteration = progress_.iteration;
+    summary_.loss = result.loss;
+    if (reports()) this->report(report, result, shape, seconds);
+    after_step(result);
+  }
+
+  void report(StepReport& report, const StepResult& result, const BatchShape& shape, double seconds) {
+    const auto tokens = static_cast<double>(shape.global_batch * config_.data.seq_length);
+    report.iteration = progress_.iteration;
+    report.loss = result.loss;
+    report.grad_norm = result.grad_norm;
+    report.loss_scale = result.loss_scale;
+    report.skipped = result.skipped;
+    report.skipped_total = progress_.skipped;
+    report.tokens = result.tokens;
+    report.consumed_samples = progress_.consumed_samples;
+    report.global_batch = shape.global_batch;
+    report.step_seconds = seconds;
+    report.tokens_per_second = tokens / seconds;
+    report.tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) * tokens / seconds /
+                               groups_.world.size() / 1e12;
+    if (metrics_) metrics_->write(report);
+    reporter_->step(report);
+    if (!result.warning.empty()) reporter_->note("warning: " + result.warning);
+  }
+
+  void after_step(const StepResult& result) {
+    const TrainingConfig& t = config_.training;
+    const bool last = progress_.iteration >= run_.schedule.iterations;
+    if (validation_ != nullptr && !last && t.eval_interval > 0 && progress_.iteration % t.eval_interval == 0) {
+      evaluate(t.eval_iters * t.global_batch_size);
+    }
+    const std::int64_t interval = config_.checkpoint.save_interval;
+    const bool due = interval > 0 && progress_.iteration % interval == 0;
+    const bool leave = result.stop || (t.exit_interval > 0 && progress_.iteration % t.exit_interval == 0);
+    if ((due || leave || last) && !config_.checkpoint.save.empty()) save();
+    if (leave && !last) {
+      // All ranks know that some rank was signalled; those that were not name the usual one.
+      summary_.signal = result.stop ? std::max(run_.signals->received(), 1) : -1;
+    }
+  }
+
+  void save() {
+    const std::string folder = save_run(config_, run_.data, lane_, groups_, engine_, progress_);
+    if (reports()) reporter_->note(fmt::format("saved {} at iteration {}", folder, progress_.iteration));
+  }
+
+  // Mean loss over the first `samples` validation samples (all of them at most).
+  double evaluate(std::int64_t samples) {
+    const std::int64_t micro = config_.training.micro_batch_size;
+    const std::int64_t dp = mesh_.size(Axis::kDp);
+    samples = std::min(samples, run_.data.validation->samples());
+    const BatchShape shape{.global_batch = samples, .micro_batch = micro, .dp_size = dp};
+    const Engine::LossSum sum =
+        engine_.evaluate(shape.microbatches(), [&](std::int64_t index, Batch& out) {
+          validation_->load(shape, 0, index, mesh_.coordinate(Axis::kDp), out);
+        });
+    const double loss = sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1));
+    if (reports()) reporter_->validation(progress_.iteration, loss);
+    return loss;
+  }
+
+  void finish() {
+    const bool complete = progress_.iteration >= run_.schedule.iterations;
+    if (complete && validation_ != nullptr) {
+      summary_.valid_loss = evaluate(run_.data.whole_validation
+                                         ? run_.data.validation->samples()
+                                         : config_.training.eval_iters * config_.training.global_batch_size);
+      summary_.baselines = run_.data.baselines;
+    }
+    if (train_seconds_ > 0) summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
+    if (reports()) reporter_->finish();
+  }
+
+  const Run& run_;
+  const TrainConfig& config_;
+  const Mesh& mesh_;
+  Lane& lane_;
+  Groups groups_;
+  Engine engine_;
+  std::unique_ptr<SampleReader> training_, validation_;
+  Progress progress_;
+  TrainSummary summary_;
+  std::optional<ProgressReporter> reporter_;
+  std::optional<MetricsWriter> metrics_;
+  double train_seconds_ = 0;
+  std::int64_t trained_tokens_ = 0;
+};
+
+MemoryPlan plan_run(const TrainConfig& config, const RunSchedule& schedule, const RunData& data) {
+  const auto dp = data_parallel_size(config.parallel);
+  const auto world = planned_communicator("world", 0, static_cast<int>(world_size(config.parallel)));
+  const auto dp_group = planned_communicator("dp", 0, static_cast<int>(dp));
+  const auto tp_group =
+      planned_communicator("tp", 0, static_cast<int>(config.parallel.tensor_model_parallel_size));
+  const BatchShape shape{.global_batch = config.training.global_batch_size,
+                         .micro_batch = config.training.micro_batch_size,
+                         .dp_size = dp};
+  return plan_training(EngineOptions::from(config), {*world, *dp_group, *tp_group},
+                       std::max<std::int64_t>(shape.microbatches(), schedule.iterations > 0 ? 1 : 0),
+                       data.validation != nullptr);
+}
+
+TrainSummary run_rank(const Run& run, Communicator& world) {
+  const TrainConfig& config = run.config;
+  const Mesh mesh({.tp = static_cast<int>(config.parallel.tensor_model_parallel_size),
+                   .dp = static_cast<int>(data_parallel_size(config.parallel))},
+                  world.rank());
+  const auto dp = world.split(mesh.coordinate(Axis::kTp), mesh.coordinate(Axis::kDp), "dp");
+  const auto tp = world.split(mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kTp), "tp");
+  const std::unique_ptr<Arena> arena = Arena::host(run.plan.arena);
+  Workers workers(static_cast<int>(cpu_threads_per_rank(config)));
+  Lane lane{*arena, workers, {}};
+  RankRun rank(run, mesh, lane, {world, *dp, *tp});
+  return rank.train();
+}
+
+}  // namespace
+
+std::int64_t cpu_threads_per_rank(const TrainConfig& config) {
+  if (config.training.cpu_threads > 0) return config.training.cpu_threads;
+  const auto cores = static_cast<std::int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::max<std::int64_t>(1, cores / world_size(config.parallel));
+}
+
+TrainSummary run_training(TrainConfig config) {
+  if (!config.checkpoint.load.empty()) use_loaded_model(config);
+  RunData data = open_run_data(config);
+  config = resolved(config);
+  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  for (const std::string& note : notes_of(config)) log_info("{}", note);
+  const SaveGuard guard = prepare_save_folder(config);
+
+  const RunSchedule schedule = RunSchedule::from(config);
+  const MemoryPlan plan = plan_run(config, schedule, data);
+  log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
+  log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}", world_size(config.parallel),
+           world_size(config.parallel) == 1 ? "" : "s", config.parallel.tensor_model_parallel_size,
+           data_parallel_size(config.parallel), config.training.micro_batch_size, config.training.global_batch_size,
+           config.data.seq_length);
+  log_info("{}", to_string(plan));
+
+  const StopSignals signals;
+  const Run run{std::move(config), std::move(data), schedule, plan, &signals};
+  TrainSummary summary;
+  run_local_ranks({.ranks = static_cast<int>(world_size(run.config.parallel)),
+                   .timeout = std::chrono::milliseconds(
+                       static_cast<std::int64_t>(run.config.parallel.distributed_timeout_seconds * 1000))},
+                  [&](Communicator& world) {
+                    const TrainSummary mine = run_rank(run, world);
+                    if (world.rank() == 0) summary = mine;
+                  });
+  return summary;
+}
+
+}  // namespace weft
