@@ -18,7 +18,8 @@ struct MeshSizes {
 
 class Mesh {
  public:
-  // Throws ConfigError listing every size that does not divide.
+  // Throws ConfigError listing every size that does not divide. As in Megatron, pp_before_dp with pp > 1 needs
+  // edp = dp (ep * etp = tp * cp): else a stage would have other ranks in the expert grid than in the dense one.
   Mesh(const MeshSizes& sizes, int rank);
 
   int world() const;
