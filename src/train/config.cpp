@@ -1,0 +1,364 @@
+#include "train/config.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/check.hpp"
+
+namespace weft {
+namespace {
+
+using Schedule = ParallelConfig::Schedule;
+
+const char* name_of(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kGpipe:
+      return "gpipe";
+    case Schedule::k1F1B:
+      return "1f1b";
+    case Schedule::kInterleaved:
+      return "interleaved";
+    case Schedule::kZbH1:
+      return "zb-h1";
+    case Schedule::kZbV:
+      return "zb-v";
+  }
+  return "?";
+}
+
+// Collects contradictions, topic by topic.
+class Problems {
+ public:
+  explicit Problems(const TrainConfig& config) : c_(config) {}
+
+  std::vector<std::string> collect() {
+    model();
+    source();
+    batch();
+    precision();
+    layout();
+    pipeline();
+    schedule();
+    checkpoint();
+    return std::move(list_);
+  }
+
+ private:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    list_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  // A model may come whole from the folder of --load.
+  bool model_is_loaded() const {
+    return !c_.checkpoint.load.empty() && c_.model.num_layers == 0 && c_.model.hidden_size == 0 &&
+           c_.model.num_attention_heads == 0;
+  }
+
+  void model() {
+    if (model_is_loaded()) return;
+    ModelConfig m = c_.model;
+    const auto needed = [&](std::int64_t& value, const char* option, std::int64_t stand_in) {
+      if (value != 0) return;
+      add("{} must be given, by itself or with a --preset", option);
+      value = stand_in;
+    };
+    needed(m.num_layers, "--num-layers", 1);
+    const std::int64_t heads = std::max<std::int64_t>(m.num_attention_heads, 1);
+    needed(m.hidden_size, "--hidden-size", heads * 64);
+    needed(m.num_attention_heads, "--num-attention-heads", 1);
+    const bool vocabulary_follows = !c_.data.tokenizer_model.empty() && c_.data.batches.empty();
+    if (m.vocab_size == 0 && (vocabulary_follows || !c_.checkpoint.load.empty())) m.vocab_size = 1;
+    if (m.vocab_size == 0) {
+      add("--vocab-size must be given, or a --tokenizer-model that says it");
+      m.vocab_size = 1;
+    }
+    if (m.max_position_embeddings == 0)
+      m.max_position_embeddings = std::max<std::int64_t>(c_.data.seq_length, 1);
+    const std::vector<std::string> own = problems_of(m);
+    std::copy(own.begin(), own.end(), std::back_inserter(list_));
+    const std::int64_t positions = m.max_position_embeddings, length = c_.data.seq_length;
+    if (length > positions) {
+      if (m.position_embedding == PositionEmbedding::kLearnedAbsolute) {
+        add("--seq-length {} is beyond --max-position-embeddings {}, and positions are learned "
+            "(--position-embedding-type learned_absolute): there is no embedding for positions from {} on",
+            length, positions, positions);
+      } else if (c_.training.strict_sequence_length) {
+        add("--seq-length {} is beyond --max-position-embeddings {} and --strict-sequence-length is on",
+            length, positions);
+      }
+    }
+  }
+
+  void source() {
+    const DataConfig& d = c_.data;
+    std::string given;
+    int sources = 0;
+    const auto count = [&](bool is_given, const char* option, const std::string& value) {
+      if (!is_given) return;
+      given += fmt::format("{}{} {}", sources == 0 ? "" : ", ", option, value);
+      ++sources;
+    };
+    count(!d.data_path.empty(), "--data-path", d.data_path.empty() ? "" : d.data_path.front());
+    count(!d.text_file.empty(), "--text-file", d.text_file);
+    count(!d.batches.empty(), "--batches", d.batches);
+    if (sources == 0) add("no data: one of --data-path, --text-file and --batches must be given");
+    if (sources > 1) add("data from more than one source: {}; only one is possible", given);
+    if (d.seq_length == 0 && d.batches.empty() && sources > 0) add("--seq-length must be given");
+    if (!d.text_file.empty() && d.tokenizer_model.empty()) {
+      add("--text-file {} needs a --tokenizer-model (weft tokenizer train makes one)", d.text_file);
+    }
+    if (d.data_path.size() > 1 && d.data_path.size() % 2 != 0) {
+      add("--data-path with {} words is neither one prefix nor pairs of weight and prefix",
+          d.data_path.size());
+    }
+  }
+
+  void batch() {
+    const TrainingConfig& t = c_.training;
+    const bool given = !c_.data.batches.empty();
+    if (t.train_iters == 0 && t.train_samples == 0 && !given) {
+      add("--train-iters or --train-samples must be given");
+    }
+    if (t.train_iters != 0 && t.train_samples != 0) {
+      add("--train-iters {} and --train-samples {} are both given; only one is possible", t.train_iters,
+          t.train_samples);
+    }
+    const auto [start, increment, samples] = t.rampup_batch_size;
+    if (start == 0 && increment == 0 && samples == 0) return;
+    if (given) add("--rampup-batch-size and --batches: given batches have one size");
+    const std::int64_t full = t.global_batch_size;
+    if (full == 0) {
+      add("--rampup-batch-size {} {} {} needs --global-batch-size, the size it ends with", start, increment,
+          samples);
+    } else if (start > full || increment < 1 || (full - start) % increment != 0) {
+      add("--rampup-batch-size {} {} {}: steps of {} from {} do not reach --global-batch-size {}", start,
+          increment, samples, increment, start, full);
+    }
+    if (t.train_samples == 0) add("--rampup-batch-size needs --train-samples: steps would differ in size");
+  }
+
+  void precision() {
+    const TrainingConfig& t = c_.training;
+    std::string given;
+    int flags = 0;
+    for (const auto& [is_given, option] :
+         {std::pair(t.bf16, "--bf16"), std::pair(t.fp16, "--fp16"), std::pair(t.fp64, "--fp64")}) {
+      if (!is_given) continue;
+      given += (flags == 0 ? "" : " and ") + std::string(option);
+      ++flags;
+    }
+    if (flags > 1) add("{} are both on: a run has one precision", given);
+    if (t.fp64 && c_.parallel.device == ParallelConfig::Device::kCuda)
+      add("--fp64 runs on --device cpu only, not cuda");
+  }
+
+  void layout() {
+    const ParallelConfig& p = c_.parallel;
+    const std::int64_t tp = p.tensor_model_parallel_size, cp = p.context_parallel_size,
+                       pp = p.pipeline_model_parallel_size, ep = p.expert_model_parallel_size;
+    const std::int64_t product = model_parallel_size(p);
+    if (p.ranks > 0 && p.ranks % product != 0) {
+      add("--ranks {} is not divisible by {} = --tensor-model-parallel-size {} x "
+          "--pipeline-model-parallel-size {} x "
+          "--context-parallel-size {}",
+          p.ranks, product, tp, pp, cp);
+    }
+    if (ep > 1) add("--expert-model-parallel-size {} needs experts, and this model has none", ep);
+    if (c_.data.seq_length > 0 && cp > 1 && c_.data.seq_length % (2 * cp) != 0) {
+      add("--seq-length {} is not divisible by {} = 2 x --context-parallel-size {}", c_.data.seq_length,
+          2 * cp, cp);
+    }
+    if (c_.data.seq_length > 0 && p.sequence_parallel && c_.data.seq_length % (tp * cp) != 0) {
+      add("--sequence-parallel: --seq-length {} is not divisible by {} = --tensor-model-parallel-size {} x "
+          "--context-parallel-size {}",
+          c_.data.seq_length, tp * cp, tp, cp);
+    }
+    if (model_is_loaded() || tp == 1) return;
+    const ModelConfig m = resolved(c_.model);
+    const auto divides = [&](const char* option, std::int64_t value) {
+      if (value % tp != 0)
+        add("{} {} is not divisible by --tensor-model-parallel-size {}", option, value, tp);
+    };
+    divides("--num-attention-heads", m.num_attention_heads);
+    divides("--ffn-hidden-size", m.ffn_hidden_size);
+    if (m.num_query_groups > 0 && m.num_query_groups % tp != 0 && tp % m.num_query_groups != 0) {
+      add("--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other",
+          m.num_query_groups, tp);
+    }
+  }
+
+  void pipeline() {
+    const ParallelConfig& p = c_.parallel;
+    const std::int64_t pp = p.pipeline_model_parallel_size, v = p.num_virtual_stages_per_pipeline_rank;
+    if (v > 1 && pp == 1) {
+      add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-model-parallel-size above 1 (it is 1)",
+          v);
+    }
+    const Schedule schedule = p.pipeline_schedule;
+    if (schedule == Schedule::kInterleaved && pp == 1) {
+      add("--pipeline-schedule interleaved needs --pipeline-model-parallel-size above 1 (it is 1)");
+    } else if (schedule == Schedule::kInterleaved && v == 1) {
+      add("--pipeline-schedule interleaved needs --num-virtual-stages-per-pipeline-rank above 1 (it is 1)");
+    }
+    if (v > 1 && pp > 1 && schedule != Schedule::kInterleaved && !(schedule == Schedule::kZbV && v == 2)) {
+      add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-schedule interleaved (it is {})", v,
+          name_of(schedule));
+    }
+    if (c_.model.num_layers > 0 && c_.model.num_layers % (pp * v) != 0) {
+      add("--num-layers {} is not divisible by {} = --pipeline-model-parallel-size {} x "
+          "--num-virtual-stages-per-pipeline-rank {}",
+          c_.model.num_layers, pp * v, pp, v);
+    }
+  }
+
+  void schedule() {
+    const OptimizerConfig& o = c_.optimizer;
+    const TrainingConfig& t = c_.training;
+    if (o.lr < 0) add("--lr must be given");
+    if (o.lr >= 0 && o.min_lr > o.lr) add("--min-lr {} is above --lr {}", o.min_lr, o.lr);
+    if (o.lr >= 0 && o.lr_warmup_init > o.lr)
+      add("--lr-warmup-init {} is above --lr {}", o.lr_warmup_init, o.lr);
+    warm_up("iters", t.train_iters, o.lr_decay_iters, o.lr_warmup_iters, o.lr_wsd_decay_iters);
+    warm_up("samples", t.train_samples, o.lr_decay_samples, o.lr_warmup_samples, o.lr_wsd_decay_samples);
+    const bool by_samples = t.train_samples != 0;
+    if (by_samples && (o.lr_decay_iters != 0 || o.lr_warmup_iters != 0 || o.lr_wsd_decay_iters != 0)) {
+      add("--train-samples {} counts in samples: give --lr-decay-samples, --lr-warmup-samples and "
+          "--lr-wsd-decay-samples in place of --lr-decay-iters {}, --lr-warmup-iters {} and "
+          "--lr-wsd-decay-iters {}",
+          t.train_samples, o.lr_decay_iters, o.lr_warmup_iters, o.lr_wsd_decay_iters);
+    }
+    if (!by_samples && (o.lr_decay_samples != 0 || o.lr_warmup_samples != 0 || o.lr_wsd_decay_samples != 0)) {
+      add("--lr-decay-samples {}, --lr-warmup-samples {} and --lr-wsd-decay-samples {} need --train-samples",
+          o.lr_decay_samples, o.lr_warmup_samples, o.lr_wsd_decay_samples);
+    }
+    const bool wsd = o.lr_decay_style == OptimizerConfig::DecayStyle::kWsd;
+    if (wsd && o.lr_wsd_decay_iters == 0 && o.lr_wsd_decay_samples == 0) {
+      add("--lr-decay-style WSD needs {}", by_samples ? "--lr-wsd-decay-samples" : "--lr-wsd-decay-iters");
+    }
+    const bool ramp = o.weight_decay_incr_style != OptimizerConfig::IncrStyle::kConstant;
+    if (!ramp && (o.start_weight_decay >= 0 || o.end_weight_decay >= 0)) {
+      const double start = o.start_weight_decay >= 0 ? o.start_weight_decay : o.weight_decay;
+      const double end = o.end_weight_decay >= 0 ? o.end_weight_decay : o.weight_decay;
+      if (start != end) {
+        add("--start-weight-decay {} and --end-weight-decay {} differ, but --weight-decay-incr-style is "
+            "constant",
+            start, end);
+      }
+    }
+    if (o.min_loss_scale > o.initial_loss_scale) {
+      add("--min-loss-scale {} is above --initial-loss-scale {}", o.min_loss_scale, o.initial_loss_scale);
+    }
+  }
+
+  void warm_up(const char* unit, std::int64_t total, std::int64_t decay, std::int64_t warmup,
+               std::int64_t wsd) {
+    if (warmup > 0 && c_.optimizer.lr_warmup_fraction > 0) {
+      add("--lr-warmup-{} {} and --lr-warmup-fraction {} are both given; only one is possible", unit, warmup,
+          c_.optimizer.lr_warmup_fraction);
+    }
+    const std::int64_t length = decay != 0 ? decay : total;
+    const std::string whole = fmt::format("{}-{} {}", decay != 0 ? "--lr-decay" : "--train", unit, length);
+    if (length > 0 && warmup > length) add("--lr-warmup-{} {} is longer than {}", unit, warmup, whole);
+    if (length > 0 && wsd > length) add("--lr-wsd-decay-{} {} is longer than {}", unit, wsd, whole);
+  }
+
+  void checkpoint() {
+    const CheckpointConfig& k = c_.checkpoint;
+    if (k.save.empty()) {
+      if (k.save_interval > 0) add("--save-interval {} needs --save DIR", k.save_interval);
+      if (k.async_save) add("--async-save needs --save DIR");
+      if (k.keep_last > 0) add("--keep-last {} needs --save DIR", k.keep_last);
+    }
+    if (k.override_opt_param_scheduler && k.use_checkpoint_opt_param_scheduler) {
+      add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both on; only one is "
+          "possible");
+    }
+  }
+
+  const TrainConfig& c_;
+  std::vector<std::string> list_;
+};
+
+}  // namespace
+
+std::int64_t model_parallel_size(const ParallelConfig& p) {
+  return p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size;
+}
+
+std::int64_t world_size(const ParallelConfig& p) {
+  return p.ranks != 0 ? p.ranks : model_parallel_size(p);
+}
+
+std::int64_t data_parallel_size(const ParallelConfig& p) {
+  return world_size(p) / model_parallel_size(p);
+}
+
+TrainConfig resolved(TrainConfig c) {
+  if (c.model.max_position_embeddings == 0) c.model.max_position_embeddings = c.data.seq_length;
+  c.model = resolved(std::move(c.model));
+  if (c.parallel.expert_tensor_parallel_size == 0) {
+    c.parallel.expert_tensor_parallel_size = c.parallel.tensor_model_parallel_size;
+  }
+  const std::int64_t dp = std::max<std::int64_t>(data_parallel_size(c.parallel), 1);
+  if (c.parallel.ddp_bucket_size == 0)
+    c.parallel.ddp_bucket_size = std::max<std::int64_t>(40'000'000, 1'000'000 * dp);
+  TrainingConfig& t = c.training;
+  if (t.global_batch_size == 0 && c.data.batches.empty()) t.global_batch_size = t.micro_batch_size * dp;
+  OptimizerConfig& o = c.optimizer;
+  if (o.lr_decay_iters == 0) o.lr_decay_iters = t.train_iters;
+  if (o.lr_decay_samples == 0) o.lr_decay_samples = t.train_samples;
+  if (o.start_weight_decay < 0) o.start_weight_decay = o.weight_decay;
+  if (o.end_weight_decay < 0) o.end_weight_decay = o.weight_decay;
+  return c;
+}
+
+std::vector<std::string> problems_of(const TrainConfig& config) {
+  return Problems(config).collect();
+}
+
+std::vector<std::string> notes_of(const TrainConfig& c) {
+  std::vector<std::string> notes;
+  const auto add = [&](std::string text) { notes.push_back(std::move(text)); };
+  const ParallelConfig& p = c.parallel;
+  const std::int64_t dp = data_parallel_size(p);
+  if (p.sequence_parallel && p.tensor_model_parallel_size == 1) {
+    add("--sequence-parallel has no effect with --tensor-model-parallel-size 1");
+  }
+  if (p.use_distributed_optimizer && dp * p.context_parallel_size == 1) {
+    add("--use-distributed-optimizer has no effect with one data-parallel rank");
+  }
+  if (p.overlap_param_gather && !p.use_distributed_optimizer) {
+    add("--overlap-param-gather has no effect without --use-distributed-optimizer");
+  }
+  const TrainingConfig& t = c.training;
+  const std::int64_t pass = t.micro_batch_size * dp;
+  if (t.global_batch_size > 0 && t.global_batch_size % pass != 0) {
+    add(fmt::format(
+        "--global-batch-size {} is filled up to {} with rows that count nowhere: {} = --micro-batch-size {} "
+        "x data parallel {} does not divide it",
+        t.global_batch_size, (t.global_batch_size + pass - 1) / pass * pass, pass, t.micro_batch_size, dp));
+  }
+  if (c.checkpoint.finetune && c.checkpoint.load.empty()) add("--finetune has no effect without --load");
+  return notes;
+}
+
+std::vector<std::string> unsupported_yet(const TrainConfig& c) {
+  std::vector<std::string> list;
+  const ParallelConfig& p = c.parallel;
+  const auto refuse = [&](bool wanted, const std::string& what) {
+    if (wanted) list.push_back(what + ": this build cannot run it yet");
+  };
+  const auto size = [&](const char* option, std::int64_t value) {
+    refuse(value > 1, fmt::format("{} {}", option, value));
+  };
+  size("--tensor-model-parallel-size", p.tensor_model_parallel_size);
+  size("--pipeline-model-parallel-size", p.pipeline_model_parallel_size);
+  size("--context-parallel-size", p.context_parallel_size);
+  refuse(p.use_distributed_optimizer && data_parallel_size(p) > 1, "--use-distributed-optimizer");
+  refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
+  refuse(p.launcher == ParallelConfig::Launcher::kMpi, "--launcher mpi");
+  return list;
+}
+
+}  // namespace weft
