@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include "comm/local/launcher.hpp"
 #include "core/log.hpp"
 #include "mesh/mesh.hpp"
+#include "train/loss_curve.hpp"
 #include "train/metrics.hpp"
 #include "train/plan.hpp"
 #include "train/progress.hpp"
@@ -42,7 +44,7 @@ class RankRun {
   TrainSummary train() {
     progress_ = start_run(config_, lane_, groups_, engine_);
     if (groups_.world.rank() == 0) open_reports();
-    while (progress_.iteration < run_.schedule.iterations && !summary_.signal) step();
+    while (progress_.iteration < run_.schedule.iterations && !left_) step();
     finish();
     return summary_;
   }
@@ -51,7 +53,9 @@ class RankRun {
   bool reports() const { return groups_.world.rank() == 0; }
 
   void open_reports() {
-    reporter_.emplace(config_.log, run_.schedule.iterations, progress_.iteration);
+    reporter_.emplace(ProgressOptions{.total = run_.schedule.iterations,
+                                      .log_interval = config_.log.log_interval,
+                                      .mode = config_.log.progress});
     if (!config_.log.metrics.empty()) metrics_.emplace(config_.log.metrics, progress_.iteration);
   }
 
@@ -67,14 +71,13 @@ class RankRun {
     const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
       training_->load(shape, consumed, index, mesh_.coordinate(Axis::kDp), out);
     };
-    StepReport report;
-    report.lr = run_.schedule.lr.lr(progress_.scheduled_samples);
+    const double lr = run_.schedule.lr.lr(progress_.scheduled_samples);
     const Clock::time_point start = Clock::now();
     const StepResult result =
         engine_.train_step({.iteration = progress_.iteration + 1,
                             .microbatches = shape.microbatches(),
                             .source = source,
-                            .lr = report.lr,
+                            .lr = lr,
                             .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
                             .stop_requested = run_.signals->received() != 0});
     const double seconds = seconds_since(start);
@@ -89,49 +92,64 @@ class RankRun {
     trained_tokens_ += shape.global_batch * config_.data.seq_length;
     summary_.iteration = progress_.iteration;
     summary_.loss = result.loss;
-    if (reports()) this->report(report, result, shape, seconds);
-    after_step(result);
+    const std::optional<double> validation = evaluation_if_due();
+    if (reports()) report(result, shape, lr, seconds, validation);
+    save_and_stop_if_due(result);
   }
 
-  void report(StepReport& report, const StepResult& result, const BatchShape& shape, double seconds) {
+  void report(const StepResult& result, const BatchShape& shape, double lr, double seconds,
+              std::optional<double> validation) {
     const auto tokens = static_cast<double>(shape.global_batch * config_.data.seq_length);
-    report.iteration = progress_.iteration;
-    report.loss = result.loss;
-    report.grad_norm = result.grad_norm;
-    report.loss_scale = result.loss_scale;
-    report.skipped = result.skipped;
-    report.skipped_total = progress_.skipped;
-    report.tokens = result.tokens;
-    report.consumed_samples = progress_.consumed_samples;
-    report.global_batch = shape.global_batch;
-    report.step_seconds = seconds;
-    report.tokens_per_second = tokens / seconds;
-    report.tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) * tokens / seconds /
-                               groups_.world.size() / 1e12;
-    if (metrics_) metrics_->write(report);
-    reporter_->step(report);
-    if (!result.warning.empty()) reporter_->note("warning: " + result.warning);
+    const StepMetrics metrics{
+        .iteration = progress_.iteration,
+        .lm_loss = result.loss,
+        .grad_norm = result.grad_norm,
+        .lr = lr,
+        .loss_scale = result.loss_scale,
+        .skipped = result.skipped,
+        .tokens = result.tokens,
+        .consumed_samples = progress_.consumed_samples,
+        .step_ms = seconds * 1e3,
+        .tokens_per_second = tokens / seconds,
+        .tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) * tokens / seconds /
+                             groups_.world.size() / 1e12,
+        .mfu = std::nullopt,  // the peak of a CPU is not known
+        .validation_loss = validation};
+    if (metrics_) metrics_->write(metrics);
+    reporter_->step(metrics, shape.global_batch);
+    if (!result.warning.empty()) log_warn("{}", result.warning);
+    if (validation) reporter_->validation(progress_.iteration, *validation);
   }
 
-  void after_step(const StepResult& result) {
+  // At each --eval-interval, and at the end of the run (there over the whole validation part of a text).
+  std::optional<double> evaluation_if_due() {
+    if (validation_ == nullptr) return std::nullopt;
     const TrainingConfig& t = config_.training;
-    const bool last = progress_.iteration >= run_.schedule.iterations;
-    if (validation_ != nullptr && !last && t.eval_interval > 0 && progress_.iteration % t.eval_interval == 0) {
-      evaluate(t.eval_iters * t.global_batch_size);
+    const std::int64_t some = t.eval_iters * t.global_batch_size;
+    if (progress_.iteration >= run_.schedule.iterations) {
+      summary_.valid_loss = evaluate(run_.data.whole_validation ? run_.data.validation->samples() : some);
+      summary_.baselines = run_.data.baselines;
+      return summary_.valid_loss;
     }
+    if (t.eval_interval > 0 && progress_.iteration % t.eval_interval == 0) return evaluate(some);
+    return std::nullopt;
+  }
+
+  void save_and_stop_if_due(const StepResult& result) {
     const std::int64_t interval = config_.checkpoint.save_interval;
+    const std::int64_t exit_interval = config_.training.exit_interval;
+    const bool last = progress_.iteration >= run_.schedule.iterations;
     const bool due = interval > 0 && progress_.iteration % interval == 0;
-    const bool leave = result.stop || (t.exit_interval > 0 && progress_.iteration % t.exit_interval == 0);
+    const bool leave = result.stop || (exit_interval > 0 && progress_.iteration % exit_interval == 0);
     if ((due || leave || last) && !config_.checkpoint.save.empty()) save();
-    if (leave && !last) {
-      // All ranks know that some rank was signalled; those that were not name the usual one.
-      summary_.signal = result.stop ? std::max(run_.signals->received(), 1) : -1;
-    }
+    if (!leave || last) return;
+    left_ = true;
+    if (result.stop) summary_.signal = run_.signals->received();
   }
 
   void save() {
     const std::string folder = save_run(config_, run_.data, lane_, groups_, engine_, progress_);
-    if (reports()) reporter_->note(fmt::format("saved {} at iteration {}", folder, progress_.iteration));
+    if (reports()) log_info("saved {}", folder);
   }
 
   // Mean loss over the first `samples` validation samples (all of them at most).
@@ -144,21 +162,28 @@ class RankRun {
         engine_.evaluate(shape.microbatches(), [&](std::int64_t index, Batch& out) {
           validation_->load(shape, 0, index, mesh_.coordinate(Axis::kDp), out);
         });
-    const double loss = sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1));
-    if (reports()) reporter_->validation(progress_.iteration, loss);
-    return loss;
+    return sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1));
   }
 
   void finish() {
-    const bool complete = progress_.iteration >= run_.schedule.iterations;
-    if (complete && validation_ != nullptr) {
-      summary_.valid_loss = evaluate(run_.data.whole_validation
-                                         ? run_.data.validation->samples()
-                                         : config_.training.eval_iters * config_.training.global_batch_size);
-      summary_.baselines = run_.data.baselines;
-    }
     if (train_seconds_ > 0) summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
-    if (reports()) reporter_->finish();
+    if (!reports()) return;
+    reporter_->finish();
+    if (metrics_) write_curve();
+  }
+
+  // The curve of the whole run, earlier parts included, beside its metrics.
+  void write_curve() {
+    const std::filesystem::path path = std::filesystem::path(config_.log.metrics).replace_extension(".svg");
+    LossCurve curve = loss_curve(
+        read_metrics(config_.log.metrics),
+        fmt::format("{:.2f} M parameters, {} steps of {} x {} tokens",
+                    static_cast<double>(parameter_count(config_.model)) / 1e6, progress_.iteration,
+                    config_.training.global_batch_size, config_.data.seq_length));
+    if (run_.data.baselines) {
+      curve.baselines = {{"unigram", run_.data.baselines->unigram}, {"bigram", run_.data.baselines->bigram}};
+    }
+    write_loss_curve(path, curve);
   }
 
   const Run& run_;
@@ -172,6 +197,7 @@ class RankRun {
   TrainSummary summary_;
   std::optional<ProgressReporter> reporter_;
   std::optional<MetricsWriter> metrics_;
+  bool left_ = false;  // asked to leave before the end
   double train_seconds_ = 0;
   std::int64_t trained_tokens_ = 0;
 };
