@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 
@@ -71,7 +72,12 @@ void flush_directory_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(resolve(path)) {
+struct AtomicFile::Hash {
+  XXH3_state_t state;
+};
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(resolve(path)), hash_(std::make_unique<Hash>()) {
+  XXH3_64bits_reset(&hash_->state);
   struct stat info {};
   if (stat(path_.c_str(), &info) == 0) {
     if (S_ISDIR(info.st_mode)) fail("{}: cannot write this file: a directory has that name", path_.string());
@@ -117,6 +123,11 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
     left -= static_cast<std::size_t>(done);
   }
   written_ += bytes;
+  XXH3_64bits_update(&hash_->state, data, bytes);
+}
+
+FileDigest AtomicFile::digest() const {
+  return {written_, XXH3_64bits_digest(&hash_->state)};
 }
 
 void AtomicFile::commit() {
@@ -144,28 +155,56 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
   file.commit();
 }
 
-std::string read_file(const std::filesystem::path& path) {
+namespace {
+
+// Calls piece(data, bytes) on everything in a file, in order; first size(bytes) when the size is known
+// beforehand.
+template <class Size, class Piece>
+void read_pieces(const std::filesystem::path& path, const Size& size, const Piece& piece) {
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) config_fail("{}: cannot open for reading: {}", path.string(), errno_text(errno));
   struct stat info {};
-  std::string text;
-  if (fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode))
-    text.reserve(static_cast<std::size_t>(info.st_size));
   // The size is only a hint: pipes and files in /proc have none.
-  char buffer[1 << 16];
+  if (fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode)) size(static_cast<std::size_t>(info.st_size));
+  std::vector<char> buffer(1 << 20);
+  std::size_t total = 0;
   for (;;) {
-    const ssize_t got = read(descriptor, buffer, sizeof buffer);
+    const ssize_t got = read(descriptor, buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       const int code = errno;
       close(descriptor);
-      config_fail("{}: reading failed after {} bytes: {}", path.string(), text.size(), errno_text(code));
+      config_fail("{}: reading failed after {} bytes: {}", path.string(), total, errno_text(code));
     }
     if (got == 0) break;
-    text.append(buffer, static_cast<std::size_t>(got));
+    total += static_cast<std::size_t>(got);
+    piece(buffer.data(), static_cast<std::size_t>(got));
   }
   close(descriptor);
+}
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path) {
+  std::string text;
+  read_pieces(
+      path, [&](std::size_t bytes) { text.reserve(bytes); },
+      [&](const char* data, std::size_t bytes) { text.append(data, bytes); });
   return text;
+}
+
+FileDigest file_digest(const std::filesystem::path& path) {
+  const auto state = std::make_unique<XXH3_state_t>();
+  XXH3_64bits_reset(state.get());
+  FileDigest digest;
+  read_pieces(
+      path, [](std::size_t) {},
+      [&](const char* data, std::size_t bytes) {
+        digest.bytes += bytes;
+        XXH3_64bits_update(state.get(), data, bytes);
+      });
+  digest.checksum = XXH3_64bits_digest(state.get());
+  return digest;
 }
 
 std::uint64_t checksum(const void* data, std::size_t bytes) {

@@ -4,14 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace weft {
 
-// An output file that appears under `path` at commit(). Errors (no space, no permission, short write) are an Error that
-// holds the path, the operation, errno's text and the byte counts; the unfinished file is removed.
+// What a file holds, in short.
+struct FileDigest {
+  std::uint64_t bytes = 0;
+  std::uint64_t checksum = 0;  // as checksum() of all of it
+};
+
+// An output file that appears under `path` at commit(). Errors (no space, no permission, short write) are an
+// Error that holds the path, the operation, errno's text and the byte counts; the unfinished file is removed.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -22,16 +29,22 @@ class AtomicFile {
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   void commit();
+  // Of everything written so far.
+  FileDigest digest() const;
 
  private:
+  struct Hash;
   std::filesystem::path path_, temporary_;
   int descriptor_ = -1;
   std::size_t written_ = 0;
+  std::unique_ptr<Hash> hash_;
 };
 
 void write_file(const std::filesystem::path& path, std::string_view text);
 // A whole file; a ConfigError naming it when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
+// Size and checksum of a file, read piece by piece; errors as read_file.
+FileDigest file_digest(const std::filesystem::path& path);
 // XXH3 64-bit hash of bytes: the checksum in checkpoints and caches.
 std::uint64_t checksum(const void* data, std::size_t bytes);
 

@@ -407,6 +407,10 @@ void SafetensorsWriter::commit() {
   s.file.commit();
 }
 
+FileDigest SafetensorsWriter::digest() const {
+  return state_->file.digest();
+}
+
 void write_safetensors(const std::filesystem::path& path,
                        const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata) {

@@ -124,6 +124,23 @@ TEST_F(AtomicFileTest, ReadFaultsAreConfigErrors) {
   EXPECT_EQ(read_file(folder_ / "empty"), "");
 }
 
+TEST_F(AtomicFileTest, DigestIsOfTheWholeFile) {
+  std::string all;
+  AtomicFile file(folder_ / "file");
+  for (const std::size_t bytes : {1u, 300u, 0u, 2'500'000u}) {
+    const std::string piece(bytes, static_cast<char>('a' + bytes % 26));
+    file.write(piece);
+    all += piece;
+    EXPECT_EQ(file.digest().checksum, checksum(all.data(), all.size()));
+  }
+  file.commit();
+  EXPECT_EQ(file.digest().bytes, all.size());
+  EXPECT_EQ(file_digest(folder_ / "file").bytes, all.size());
+  EXPECT_EQ(file_digest(folder_ / "file").checksum, checksum(all.data(), all.size()));
+  expect_parts(error_of([&] { file_digest(folder_ / "absent"); }),
+               {(folder_ / "absent").string(), "No such file"});
+}
+
 TEST(Checksum, IsXxh3) {
   EXPECT_EQ(checksum("", 0), 0x2D06800538D394C2u);  // the published value of XXH3-64 for no input
   EXPECT_NE(checksum("abc", 3), checksum("abd", 3));
