@@ -1,0 +1,104 @@
+#include "cli/command.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "cli/commands.hpp"
+#include "core/check.hpp"
+#include "train/nearest.hpp"
+
+namespace weft {
+namespace {
+
+// A new subcommand: its function in commands.hpp, its file beside this one, its line here.
+constexpr std::array kCommands = {
+    Command{"tokenizer", "train a byte-level BPE tokenizer; encode and decode text", run_tokenizer},
+    Command{"data", "make, inspect and sample token files (.bin/.idx)", run_data},
+    Command{"doctor", "what this build and machine offer, and what is missing for what", run_doctor},
+};
+
+constexpr const char* kSummary =
+    "Trains GPT-family models at scale in one native program.\n"
+    "Exit status: 0 done, 1 failed while running, 2 usage, configuration or unreadable input.";
+
+void report(const std::string& who, const std::string& problem) {
+  const std::string line = who + ": " + problem + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
+    fail("standard output: write failed: {}", std::strerror(errno));
+  }
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0) fail("standard output: write failed: {}", std::strerror(errno));
+}
+
+bool answered(const OptionSet& options, OptionSet::Request request) {
+  if (request == OptionSet::Request::kHelp) print(options.help());
+  if (request == OptionSet::Request::kPrintConfig) print(options.to_toml());
+  return request != OptionSet::Request::kRun;
+}
+
+bool answered(OptionSet& options, Args args) {
+  return answered(options, options.parse(args));
+}
+
+int run_one_of(const std::string& program, const std::string& summary, std::span<const Command> commands,
+               Args args) {
+  if (args.empty() || args.front() == "--help" || args.front() == "-h" || args.front() == "help") {
+    std::string text = fmt::format("Usage: {} COMMAND [options]\n{}\n\n", program, summary);
+    for (const Command& command : commands)
+      text += fmt::format("  {:<12}{}\n", command.name, command.summary);
+    text += fmt::format("\n{} COMMAND --help shows the options of a command.\n", program);
+    if (args.empty()) throw ConfigError("a command is needed\n" + text);
+    print(text);
+    return 0;
+  }
+  const std::string& name = args.front();
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    if (name == command.name) return command.run(args.subspan(1));
+    names.emplace_back(command.name);
+  }
+  std::string all;
+  for (const std::string& known : names) all += (all.empty() ? "" : ", ") + known;
+  config_fail("unknown command '{}'{} (there are: {})", name, did_you_mean(nearest_name(name, names)), all);
+}
+
+int run_command_line(Args args) {
+  if (!args.empty() && (args.front() == "--version" || args.front() == "version")) {
+    print("weft " WEFT_VERSION "\n");
+    return 0;
+  }
+  const bool known = !args.empty() && std::any_of(kCommands.begin(), kCommands.end(),
+                                                  [&](const Command& c) { return args.front() == c.name; });
+  const std::string who = known ? "weft " + args.front() : "weft";
+  try {
+    const int status = run_one_of("weft", kSummary, kCommands, args);
+    flush_output();
+    return status;
+  } catch (const ConfigError& e) {
+    for (const std::string& problem : e.problems) report(who, problem);
+    return 2;
+  } catch (const Aborted&) {
+    return 1;  // the rank that failed first has said why
+  } catch (const std::bad_alloc&) {
+    report(who, "out of memory");
+    return 1;
+  } catch (const std::exception& e) {
+    report(who, e.what());
+    return 1;
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,12 @@
+// The subcommands, one .cpp file each.
+#pragma once
+
+#include "cli/command.hpp"
+
+namespace weft {
+
+int run_tokenizer(Args args);
+int run_data(Args args);
+int run_doctor(Args args);
+
+}  // namespace weft
