@@ -1,5 +1,7 @@
 #include "core/log.hpp"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -19,7 +21,9 @@ LogLevel threshold() {
 
 void log_line(LogLevel level, std::string_view text) {
   if (level < threshold()) return;
-  const std::string line = fmt::format("{}{}\n", level == LogLevel::kWarn ? "warning: " : "", text);
+  // A terminal may show a progress bar on its last line: the text takes its place.
+  const char* clear = ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "";
+  const std::string line = fmt::format("{}{}{}\n", clear, level == LogLevel::kWarn ? "warning: " : "", text);
   std::fwrite(line.data(), 1, line.size(), stderr);  // one call: lines of several ranks do not mix
 }
 
