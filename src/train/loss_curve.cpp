@@ -13,7 +13,7 @@ using Points = std::vector<LossCurve::Point>;
 
 // The picture and the plot inside it, in SVG units.
 constexpr double kWidth = 960, kHeight = 540;
-constexpr double kLeft = 72, kRight = 888, kTop = 84, kBottom = 476;
+constexpr double kLeft = 72, kRight = 888, kTop = 94, kBottom = 476;
 constexpr std::size_t kMostDots = 800;
 
 // Colours are given twice: viewers that know no dark mode show the first set on its own white ground.
@@ -97,24 +97,16 @@ Points thinned(const Points& points, std::size_t most) {
   return out;
 }
 
-// Exponential mean, forward and backward averaged so that a falling curve is not drawn late.
+// Centred means over up to 1/25 of the run, over less where it begins: there the curve is steep.
 Points smoothed(const Points& points) {
+  std::vector<double> sums = {0};
+  for (const LossCurve::Point& p : points) sums.push_back(sums.back() + p.value);
   Points out = points;
-  const double memory = std::max(1.0, static_cast<double>(points.size()) / 25 / 2);
-  const double keep = 1 - 1 / memory;
-  const auto pass = [&](auto begin, auto end, auto add) {
-    double sum = 0, weight = 0;
-    for (auto it = begin; it != end; ++it) {
-      sum = keep * sum + (1 - keep) * it->value;
-      weight = keep * weight + (1 - keep);
-      add(static_cast<std::size_t>(std::distance(begin, it)), sum / weight);
-    }
-  };
-  std::vector<double> mean(points.size(), 0.0);
-  pass(points.begin(), points.end(), [&](std::size_t i, double v) { mean[i] += v / 2; });
-  pass(points.rbegin(), points.rend(),
-       [&](std::size_t i, double v) { mean[points.size() - 1 - i] += v / 2; });
-  for (std::size_t i = 0; i < out.size(); ++i) out[i].value = mean[i];
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::size_t half = std::min(points.size() / 50, i / 4);
+    const std::size_t begin = i - half, end = std::min(i + half + 1, points.size());
+    out[i].value = (sums[end] - sums[begin]) / static_cast<double>(end - begin);
+  }
   return out;
 }
 
@@ -276,7 +268,7 @@ class Picture {
     double px = kRight;
     for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
       text(px, kTop - 12, "end", entry->label);
-      px -= 7.0 * static_cast<double>(entry->label.size()) + 8;
+      px -= 6.6 * static_cast<double>(entry->label.size()) + 8;
       line(entry->style, px - 24, kTop - 16.5, px, kTop - 16.5);
       px -= 24 + 22;
     }

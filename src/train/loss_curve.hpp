@@ -28,8 +28,8 @@ struct LossCurve {
 // The points of every step that was not skipped; validation points where lines carry them.
 LossCurve loss_curve(const std::vector<StepMetrics>& steps, std::string title);
 
-// Points that are not finite are left out. Many points are drawn as the means of equal ranges of steps, the
-// smoothed line as an exponential mean over about 1/25 of the run.
+// Points that are not finite are left out. Many points are drawn as the means of equal ranges of steps; the
+// line is a centred mean over about 1/25 of the run.
 std::string loss_curve_svg(const LossCurve& curve);
 void write_loss_curve(const std::filesystem::path& path, const LossCurve& curve);
 
