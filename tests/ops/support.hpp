@@ -147,21 +147,24 @@ inline double unit(DType dtype) {
   }
 }
 
-// |x − expected| ≤ relative · (|expected| + largest · share): relative to each element and to the whole.
-inline void expect_near(const Values& x, const Values& expected, double tolerance, const std::string& what) {
+// |x − expected| ≤ tolerance · (the largest expected magnitude, at least `floor`: the size of what was
+// summed).
+inline void expect_near(const Values& x, const Values& expected, double tolerance, const std::string& what,
+                        double floor = 1e-30) {
   ASSERT_EQ(x.size(), expected.size()) << what;
-  double largest = 0;
+  double largest = floor;
   for (const double e : expected) {
     if (std::isfinite(e)) largest = std::max(largest, std::fabs(e));
   }
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (x[i] == expected[i]) continue;
-    ASSERT_LE(std::fabs(x[i] - expected[i]), tolerance * std::max(largest, 1e-30))
+    ASSERT_LE(std::fabs(x[i] - expected[i]), tolerance * largest)
         << what << " at " << i << ": " << x[i] << ", expected " << expected[i];
   }
 }
-inline void expect_near(const Tensor& x, const Values& expected, double tolerance, const std::string& what) {
-  expect_near(values_of(x), expected, tolerance, what);
+inline void expect_near(const Tensor& x, const Values& expected, double tolerance, const std::string& what,
+                        double floor = 1e-30) {
+  expect_near(values_of(x), expected, tolerance, what, floor);
 }
 
 // Compares `gradient` with central differences of loss() in the elements of x (f64), every `stride`-th
