@@ -21,13 +21,13 @@ struct TokenizerModel {
     std::string content;  // matched as it stands, before any splitting
     bool special = true;
   };
-  std::vector<std::string> tokens;  // bytes by id; empty: no token has this id (added ones are not here)
-  std::vector<std::array<std::int32_t, 2>> merges;  // pairs of ids, first merged first
-  std::vector<AddedToken> added;
-  std::vector<std::string> patterns;  // splitting patterns, each applied to the pieces of the one before
-  bool add_prefix_space = false;      // a space is put before text that does not start with one
-  bool ignore_merges = false;         // a piece that is a token as a whole is not built from merges
-  std::vector<std::int32_t> prefix, suffix;  // ids that the template puts around a text
+  std::vector<std::string> tokens{};  // bytes by id; empty: no token has this id (added ones are not here)
+  std::vector<std::array<std::int32_t, 2>> merges{};  // pairs of ids, first merged first
+  std::vector<AddedToken> added{};
+  std::vector<std::string> patterns{};  // splitting patterns, each applied to the pieces of the one before
+  bool add_prefix_space = false;        // a space is put before text that does not start with one
+  bool ignore_merges = false;           // a piece that is a token as a whole is not built from merges
+  std::vector<std::int32_t> prefix{}, suffix{};  // ids that the template puts around a text
 };
 
 class Tokenizer {

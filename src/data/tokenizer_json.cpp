@@ -355,7 +355,11 @@ std::string Tokenizer::to_json() const {
   root["added_tokens"] = std::move(added);
   root["normalizer"] = nullptr;
   root["pre_tokenizer"] = pre_tokenizer_json(model);
-  root["post_processor"] = templated ? template_json(*this) : byte_level(true, false, true);
+  const ordered_json offsets = byte_level(true, false, true);
+  root["post_processor"] = offsets;
+  if (templated)
+    root["post_processor"] = {{"type", "Sequence"},
+                              {"processors", ordered_json::array({offsets, template_json(*this)})}};
   root["decoder"] = byte_level(true, true, true);
   root["model"] = {{"type", "BPE"},
                    {"dropout", nullptr},
