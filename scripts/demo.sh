@@ -28,12 +28,9 @@ step "training: presets/demo.toml, $iters steps, $ranks ranks as threads of one 
   --ranks "$ranks" --train-iters "$iters" --metrics "$out/metrics.jsonl" --save "$out/checkpoint" |
   tee "$out/results.txt"
 
-step "the loss curve"
 # result NAME: the last NAME=value line that training printed; empty when there is none.
 result() { sed -n "s/^$1=//p" "$out/results.txt" | tail -n 1; }
-LC_ALL=C awk -f scripts/loss_curve.awk -v unigram="$(result unigram)" -v bigram="$(result bigram)" \
-  -v valid="$(result valid_loss)" "$out/metrics.jsonl" >"$out/loss.svg"
-echo "$out/loss.svg"
+echo "loss curve: $out/metrics.svg"
 
 step "new text"
 "$weft" generate --load "$out/checkpoint" --prompt "And it came to pass" --max-new-tokens 120 \
