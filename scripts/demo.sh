@@ -12,8 +12,8 @@ iters=${ITERS:-400}
 started=${STARTED:-$(date +%s)}
 
 step() { printf '\n== %s\n' "$*"; }
-rm -rf "$out"
 mkdir -p "$out"
+rm -rf "$out"/{bible.txt*,tokenizer.json,metrics.*,checkpoint,results.txt,generated.txt}
 
 step "the text"
 bible -f gen1:1-rev22:21 >"$out/bible.txt"
