@@ -17,6 +17,9 @@ namespace {
 
 // A new subcommand: its function in commands.hpp, its file beside this one, its line here.
 constexpr std::array kCommands = {
+    Command{"train", "train a model, from scratch or from a checkpoint", run_train},
+    Command{"score", "loss, logits and gradients of given tokens", run_score_command},
+    Command{"convert", "between Hugging Face folders and checkpoints", run_convert_command},
     Command{"tokenizer", "train a byte-level BPE tokenizer; encode and decode text", run_tokenizer},
     Command{"data", "make, inspect and sample token files (.bin/.idx)", run_data},
     Command{"doctor", "what this build and machine offer, and what is missing for what", run_doctor},

@@ -11,10 +11,14 @@ namespace {
 
 DType dtype_of_precision(TrainingConfig::Precision precision) {
   switch (precision) {
-    case TrainingConfig::Precision::kFp32: return DType::kF32;
-    case TrainingConfig::Precision::kBf16: return DType::kBF16;
-    case TrainingConfig::Precision::kFp16: return DType::kF16;
-    case TrainingConfig::Precision::kFp64: return DType::kF64;
+    case TrainingConfig::Precision::kFp32:
+      return DType::kF32;
+    case TrainingConfig::Precision::kBf16:
+      return DType::kBF16;
+    case TrainingConfig::Precision::kFp16:
+      return DType::kF16;
+    case TrainingConfig::Precision::kFp64:
+      return DType::kF64;
   }
   return DType::kF32;
 }
@@ -47,7 +51,9 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
 }
 
 Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
-    : lane_(lane), groups_(groups), options_(options),
+    : lane_(lane),
+      groups_(groups),
+      options_(options),
       spec_(options.training ? local_spec(options.model) : evaluation_spec(options.model)),
       scaler_(scaler_for(options)) {
   ModelSpec evaluation = evaluation_spec(options.model);
@@ -91,12 +97,11 @@ Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, b
   mb.batch.tokens = lane_.alloc(DType::kI32, shape, "tokens");
   mb.batch.labels = lane_.alloc(DType::kI32, shape, "labels");
   mb.batch.sample_ids = lane_.alloc(DType::kI64, {shape[0]}, "sample ids");
-  mb.dropout_key = RandomKey{static_cast<std::uint64_t>(options_.seed)}
-                       .with("dropout")
-                       .with(static_cast<std::uint64_t>(iteration));
+  mb.dropout_key = RandomKey{static_cast<std::uint64_t>(options_.seed)}.with("dropout").with(
+      static_cast<std::uint64_t>(iteration));
   if (lane_.meta()) return mb;
-  WEFT_CHECK(batch.rows == shape[0] && batch.sequence_length == shape[1], "a microbatch of {} x {}, expected {}",
-             batch.rows, batch.sequence_length, to_string(shape));
+  WEFT_CHECK(batch.rows == shape[0] && batch.sequence_length == shape[1],
+             "a microbatch of {} x {}, expected {}", batch.rows, batch.sequence_length, to_string(shape));
   std::copy(batch.tokens.begin(), batch.tokens.end(), mb.batch.tokens.data<std::int32_t>());
   std::copy(batch.labels.begin(), batch.labels.end(), mb.batch.labels.data<std::int32_t>());
   std::copy(batch.sample_ids.begin(), batch.sample_ids.end(), mb.batch.sample_ids.data<std::int64_t>());
@@ -121,9 +126,10 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
     if (!lane_.meta()) source(m, host_);
     Microbatch mb = make_microbatch(host_, iteration, true);
     // Megatron's mean: each microbatch counts the same, however many target tokens it has.
-    mb.loss_scale = options_.per_token_loss ? 1.0
-                                            : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) *
-                                                                        microbatches * groups_.dp.size());
+    mb.loss_scale = options_.per_token_loss
+                        ? 1.0
+                        : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) *
+                                                    microbatches * groups_.dp.size());
     mb.loss_scale *= scaler_.scale();
     const std::size_t before = lane_.arena.in_use();
     model_->forward(lane_, mb);
@@ -141,7 +147,8 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
   return total;
 }
 
-// Where gradients become the global ones: reduced over the data-parallel group, uses of a tied weight added up.
+// Where gradients become the global ones: reduced over the data-parallel group, uses of a tied weight added
+// up.
 void Engine::finalize_gradients() {
   buffer_->finish_step();
   for (const auto& param : params_.all()) {
@@ -165,16 +172,19 @@ StepResult Engine::train_step(const StepInput& input) {
   result.grad_norm = gradient_norm(lane_, *buffer_, groups_.tp, scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (!finite && stop_on_nonfinite && !dynamic_scale_) {
-    fail("step {}: the gradient norm is {} although the loss is {}; the first gradient that is not finite is {}; "
-         "nothing was updated (--on-nonfinite skip leaves such steps out)",
-         input.iteration, result.grad_norm, result.loss, first_nonfinite_gradient());
+    fail(
+        "step {}: the gradient norm is {} although the loss is {}; the first gradient that is not finite is "
+        "{}; "
+        "nothing was updated (--on-nonfinite skip leaves such steps out)",
+        input.iteration, result.grad_norm, result.loss, first_nonfinite_gradient());
   }
   if (const std::string warning = scaler_.update(!finite); !warning.empty()) result.warning = warning;
   result.skipped = !finite;
   if (finite) {
-    optimizer_->step(lane_, {.lr = input.lr,
-                             .weight_decay = input.weight_decay,
-                             .gradient_scale = scale * clip_coefficient(result.grad_norm, options_.optimizer.clip_grad)});
+    optimizer_->step(
+        lane_, {.lr = input.lr,
+                .weight_decay = input.weight_decay,
+                .gradient_scale = scale * clip_coefficient(result.grad_norm, options_.optimizer.clip_grad)});
   }
   return result;
 }
@@ -187,9 +197,11 @@ void Engine::report_nonfinite_loss(std::int64_t iteration, const MicrobatchSourc
   source(first_bad_microbatch_, host_);
   Microbatch mb = make_microbatch(host_, iteration, false);
   const std::string where = model_->first_nonfinite(lane_, mb);
-  fail("step {}: the loss is not finite; microbatch {} of this rank first shows a NaN or infinity in {}; nothing was "
-       "updated and nothing was saved (--on-nonfinite skip leaves such steps out)",
-       iteration, first_bad_microbatch_, where.empty() ? "the sum of the losses" : where);
+  fail(
+      "step {}: the loss is not finite; microbatch {} of this rank first shows a NaN or infinity in {}; "
+      "nothing was "
+      "updated and nothing was saved (--on-nonfinite skip leaves such steps out)",
+      iteration, first_bad_microbatch_, where.empty() ? "the sum of the losses" : where);
 }
 
 std::string Engine::first_nonfinite_gradient() {
@@ -229,8 +241,8 @@ Tensor Engine::logits(const Batch& batch) {
   const Tensor local = model.logits(lane_, mb);
   const std::int64_t rows = local.rows(), columns = local.columns(), ranks = groups_.tp.size();
   const Tensor gathered = groups_.tp.all_gather(lane_, local.view({rows, columns})).wait(lane_);
-  const Tensor out = lane_.alloc(accumulator_of(options_.dtype), {local.dim(0), local.dim(1), spec_.vocab_size},
-                                 "gathered logits");
+  const Tensor out = lane_.alloc(accumulator_of(options_.dtype),
+                                 {local.dim(0), local.dim(1), spec_.vocab_size}, "gathered logits");
   for (std::int64_t r = 0; r < ranks; ++r) {
     const std::int64_t width = std::clamp<std::int64_t>(spec_.vocab_size - r * columns, 0, columns);
     if (width == 0) continue;

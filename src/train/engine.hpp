@@ -1,5 +1,5 @@
-// Engine: one rank's model, memory and optimizer, and what is done with them: a training step, an evaluation, scoring.
-// The same code runs on a meta lane, which is how the plan knows the size of the arena to the byte.
+// Engine: one rank's model, memory and optimizer, and what is done with them: a training step, an evaluation,
+// scoring. The same code runs on a meta lane, which is how the plan knows the size of the arena to the byte.
 #pragma once
 
 #include <functional>
@@ -27,16 +27,16 @@ struct Groups {
 using MicrobatchSource = std::function<void(std::int64_t index, Batch& out)>;
 
 struct StepInput {
-  std::int64_t iteration = 1;      // from 1: part of the dropout key
-  std::int64_t microbatches = 1;   // on this rank; the same on every rank
+  std::int64_t iteration = 1;     // from 1: part of the dropout key
+  std::int64_t microbatches = 1;  // on this rank; the same on every rank
   const MicrobatchSource& source;
   double lr = 0, weight_decay = 0;
-  bool stop_requested = false;     // this rank has been asked to stop (a signal)
+  bool stop_requested = false;  // this rank has been asked to stop (a signal)
 };
 
 struct StepResult {
-  double loss = 0;          // mean over the target tokens of the global batch, before the update
-  double grad_norm = 0;     // before clipping
+  double loss = 0;       // mean over the target tokens of the global batch, before the update
+  double grad_norm = 0;  // before clipping
   double loss_scale = 1;
   std::int64_t tokens = 0;  // target tokens of the global batch
   bool skipped = false;     // not finite: nothing was updated
@@ -75,9 +75,11 @@ class Engine {
     std::int64_t tokens = 0;
   };
   LossSum evaluate(std::int64_t microbatches, const MicrobatchSource& source);
-  // Forward and backward of `microbatches`, gradients reduced over the group and divided by the target tokens.
+  // Forward and backward of `microbatches`, gradients reduced over the group and divided by the target
+  // tokens.
   LossSum gradients(std::int64_t microbatches, const MicrobatchSource& source);
-  // Logits of one microbatch, gathered over tp: [s, b, V] fp32 (fp64), unpadded vocabulary. Collective over tp.
+  // Logits of one microbatch, gathered over tp: [s, b, V] fp32 (fp64), unpadded vocabulary. Collective over
+  // tp.
   Tensor logits(const Batch& batch);
 
   const EngineOptions& options() const { return options_; }

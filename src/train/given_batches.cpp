@@ -14,8 +14,9 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
   out.reserve(static_cast<std::size_t>(t.elems()));
   const auto add = [&](std::int64_t id) {
     if (id < low || (vocabulary > 0 && id >= vocabulary)) {
-      config_fail("{}: {} holds id {} at flat index {}, outside the vocabulary of {} ids{}", file.path().string(), name,
-                  id, out.size(), vocabulary, low < 0 ? " (labels may also be -100: ignored)" : "");
+      config_fail("{}: {} holds id {} at flat index {}, outside the vocabulary of {} ids{}",
+                  file.path().string(), name, id, out.size(), vocabulary,
+                  low < 0 ? " (labels may also be -100: ignored)" : "");
     }
     out.push_back(static_cast<std::int32_t>(id));
   };
@@ -31,7 +32,8 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
 
 class RowReader final : public SampleReader {
  public:
-  RowReader(std::int64_t sequence, const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& labels)
+  RowReader(std::int64_t sequence, const std::vector<std::int32_t>& tokens,
+            const std::vector<std::int32_t>& labels)
       : sequence_(sequence), tokens_(tokens), labels_(labels) {}
 
   void load(const BatchShape& shape, std::int64_t consumed, std::int64_t microbatch, std::int64_t dp_rank,
@@ -71,7 +73,8 @@ GivenRows::GivenRows(const std::string& path, std::int64_t vocabulary) {
   batches_ = shape.rank() == 3 ? shape[0] : 1;
   rows_ = batches_ * shape[-2];
   sequence_ = shape[-1];
-  if (rows_ == 0 || sequence_ == 0) config_fail("{}: input_ids has shape {}: it is empty", path, to_string(shape));
+  if (rows_ == 0 || sequence_ == 0)
+    config_fail("{}: input_ids has shape {}: it is empty", path, to_string(shape));
   tokens_ = read_ids(file, "input_ids", 0, vocabulary);
   if (file.contains("labels")) {
     if (file.get("labels").shape() != shape) {
@@ -104,12 +107,12 @@ RunData open_given_batches(TrainConfig& config) {
   const std::int64_t batch = rows->samples() / rows->batches();
   TrainingConfig& t = config.training;
   if (t.global_batch_size != 0 && t.global_batch_size != batch) {
-    config_fail("--global-batch-size {} but --batches {} has {} rows a batch: leave the option out", t.global_batch_size,
-                path, batch);
+    config_fail("--global-batch-size {} but --batches {} has {} rows a batch: leave the option out",
+                t.global_batch_size, path, batch);
   }
   if (config.data.seq_length != 0 && config.data.seq_length != rows->sequence_length()) {
-    config_fail("--seq-length {} but --batches {} has sequences of {}: leave the option out", config.data.seq_length,
-                path, rows->sequence_length());
+    config_fail("--seq-length {} but --batches {} has sequences of {}: leave the option out",
+                config.data.seq_length, path, rows->sequence_length());
   }
   if (t.train_iters > rows->batches()) {
     config_fail("--train-iters {} but --batches {} holds {} batches", t.train_iters, path, rows->batches());

@@ -7,8 +7,9 @@ namespace weft {
 
 RunData open_given_batches(TrainConfig& config);
 
-// Rows [B, S] as samples: `input_ids` (and `labels`, or the input shifted left with the last position ignored). Used by
-// scoring; `vocabulary` bounds the ids. Faults are ConfigErrors naming file, tensor, position and number.
+// Rows [B, S] as samples: `input_ids` (and `labels`, or the input shifted left with the last position
+// ignored). Used by scoring; `vocabulary` bounds the ids. Faults are ConfigErrors naming file, tensor,
+// position and number.
 class GivenRows final : public SampleSource {
  public:
   GivenRows(const std::string& file, std::int64_t vocabulary);

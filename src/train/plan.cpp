@@ -16,7 +16,8 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   plan.gradients = buffer.gradients().bytes();
   for (const ParamBuffer::Slot& slot : buffer.slots()) plan.parameters += slot.elems;
   if (engine.optimizer() != nullptr) {
-    if (engine.optimizer()->master().raw() != buffer.weights().raw()) plan.optimizer += engine.optimizer()->master().bytes();
+    if (engine.optimizer()->master().raw() != buffer.weights().raw())
+      plan.optimizer += engine.optimizer()->master().bytes();
     for (const Optimizer::State& state : engine.optimizer()->state()) plan.optimizer += state.flat.bytes();
   }
   plan.tables = resident - std::min(resident, plan.weights + plan.gradients + plan.optimizer);
@@ -57,7 +58,8 @@ MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool
 std::string to_string(const MemoryPlan& plan) {
   const auto mib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   return fmt::format(
-      "memory of each rank (MiB): weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations of a microbatch {:.1f}, "
+      "memory of each rank (MiB): weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations of a "
+      "microbatch {:.1f}, "
       "tables {:.1f}; peak {:.1f}",
       mib(plan.weights), mib(plan.gradients), mib(plan.optimizer), mib(plan.activations), mib(plan.tables),
       mib(plan.arena));

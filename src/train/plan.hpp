@@ -10,14 +10,16 @@ namespace weft {
 
 struct MemoryPlan {
   std::size_t weights = 0, gradients = 0, optimizer = 0;  // flat buffers
-  std::size_t activations = 0;  // saved by the forward pass of one microbatch
+  std::size_t activations = 0;                            // saved by the forward pass of one microbatch
   std::size_t tables = 0;       // rotary tables and other memory that lives as long as the run
   std::size_t arena = 0;        // what the rank's arena must hold: the peak of a step and of an evaluation
   std::int64_t parameters = 0;  // on this rank
 };
 
-// One training step with this many microbatches (more than one behaves as two), and an evaluation when asked for.
-MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches, bool evaluation);
+// One training step with this many microbatches (more than one behaves as two), and an evaluation when asked
+// for.
+MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
+                         bool evaluation);
 // A scoring run: logits, and gradients when asked for.
 MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients);
 

@@ -42,9 +42,11 @@ std::string trainer_state(const TrainConfig& config, const Progress& progress, c
 
 void check_seed(const Json& state, const TrainConfig& config) {
   if (config.checkpoint.no_load_rng || state.at("seed").get<std::int64_t>() == config.training.seed) return;
-  config_fail("--seed {} but {} was trained with --seed {}: dropout masks and the order of samples would change in the "
-              "middle of the run; leave --seed out or say --no-load-rng",
-              config.training.seed, config.checkpoint.load, state.at("seed").get<std::int64_t>());
+  config_fail(
+      "--seed {} but {} was trained with --seed {}: dropout masks and the order of samples would change in "
+      "the "
+      "middle of the run; leave --seed out or say --no-load-rng",
+      config.training.seed, config.checkpoint.load, state.at("seed").get<std::int64_t>());
 }
 
 Progress progress_of(const CheckpointInfo& info, const Json& state) {
@@ -98,9 +100,10 @@ void use_loaded_model(TrainConfig& config) {
     same.init_method_std = asked.init_method_std;
     same.make_vocab_size_divisible_by = asked.make_vocab_size_divisible_by;
     if (asked != same) {
-      config_fail("the model options describe another model than --load {}: leave them out, or load another folder\n"
-                  "asked for: {}\nloaded:    {}",
-                  config.checkpoint.load, to_json(asked), to_json(loaded));
+      config_fail(
+          "the model options describe another model than --load {}: leave them out, or load another folder\n"
+          "asked for: {}\nloaded:    {}",
+          config.checkpoint.load, to_json(asked), to_json(loaded));
     }
     config.model = asked;
   } else {
@@ -126,15 +129,16 @@ Progress start_run(const TrainConfig& config, Lane& lane, const Groups&, Engine&
   return progress_of(reader.info(), state);
 }
 
-std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups, Engine& engine,
-                     const Progress& progress) {
+std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups,
+                     Engine& engine, const Progress& progress) {
   CheckpointMeta meta{.iteration = progress.iteration,
                       .model = to_json(config.model),
                       .trainer = trainer_state(config, progress, engine.loss_scaler())};
   if (!data.tokenizer_json.empty()) meta.extra_files["tokenizer.json"] = data.tokenizer_json;
-  return save_checkpoint(lane, {groups.world, groups.dp, groups.tp}, engine.buffer(), *engine.optimizer(), meta,
-                         config.checkpoint.save,
-                         {.optimizer_state = !config.checkpoint.no_save_optim, .keep_last = config.checkpoint.keep_last})
+  return save_checkpoint(
+             lane, {groups.world, groups.dp, groups.tp}, engine.buffer(), *engine.optimizer(), meta,
+             config.checkpoint.save,
+             {.optimizer_state = !config.checkpoint.no_save_optim, .keep_last = config.checkpoint.keep_last})
       .string();
 }
 

@@ -1,4 +1,5 @@
-// Where a run's weights come from and where they go: checkpoints and Hugging Face folders, as a run sees them.
+// Where a run's weights come from and where they go: checkpoints and Hugging Face folders, as a run sees
+// them.
 #pragma once
 
 #include <memory>
@@ -17,11 +18,11 @@ void use_loaded_model(TrainConfig& config);
 Progress start_run(const TrainConfig& config, Lane& lane, const Groups& groups, Engine& engine);
 
 // Writes a checkpoint; the folder written. Collective.
-std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups, Engine& engine,
-                     const Progress& progress);
+std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups,
+                     Engine& engine, const Progress& progress);
 
-// Holds the lock on --save while a run lives. Made before memory is taken: a ConfigError when the folder cannot be
-// written or another run holds it.
+// Holds the lock on --save while a run lives. Made before memory is taken: a ConfigError when the folder
+// cannot be written or another run holds it.
 struct SaveGuard {
   std::shared_ptr<void> lock;
 };

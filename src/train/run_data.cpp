@@ -23,7 +23,9 @@ class DatasetSource final : public SampleSource {
   DatasetSource(std::unique_ptr<GptDataset> dataset, SampleOrder order)
       : dataset_(std::move(dataset)), order_(order) {}
 
-  std::unique_ptr<SampleReader> reader() const override { return std::make_unique<Reader>(*dataset_, order_); }
+  std::unique_ptr<SampleReader> reader() const override {
+    return std::make_unique<Reader>(*dataset_, order_);
+  }
   std::int64_t samples() const override { return dataset_->size(); }
 
  private:
@@ -49,7 +51,8 @@ std::int64_t training_samples(const TrainConfig& c) {
 
 std::int64_t evaluation_samples(const TrainConfig& c) {
   const std::int64_t iterations = c.training.train_iters;
-  const std::int64_t evaluations = c.training.eval_interval > 0 ? iterations / c.training.eval_interval + 1 : 1;
+  const std::int64_t evaluations =
+      c.training.eval_interval > 0 ? iterations / c.training.eval_interval + 1 : 1;
   return c.training.eval_iters * c.training.global_batch_size * evaluations;
 }
 
@@ -70,8 +73,9 @@ std::shared_ptr<const TokenSource> tokenized_text(const DataConfig& data, const 
   const std::string bytes = read_file(text);
   const std::string model = tokenizer.to_json();
   const fs::path folder = data.data_cache_path.empty() ? text.parent_path() : fs::path(data.data_cache_path);
-  const fs::path prefix = folder / fmt::format("{}.{:016x}{:016x}", text.filename().string(),
-                                               checksum(bytes.data(), bytes.size()), checksum(model.data(), model.size()));
+  const fs::path prefix =
+      folder / fmt::format("{}.{:016x}{:016x}", text.filename().string(),
+                           checksum(bytes.data(), bytes.size()), checksum(model.data(), model.size()));
   if (!fs::exists(prefix.string() + ".idx") || !fs::exists(prefix.string() + ".bin")) {
     const std::array<fs::path, 1> inputs{text};
     try {
@@ -95,16 +99,18 @@ double bytes_per_token(const Tokenizer& tokenizer, const std::vector<std::int32_
 void use_vocabulary(TrainConfig& config, const Tokenizer& tokenizer) {
   if (config.model.vocab_size == 0) config.model.vocab_size = tokenizer.vocab_size();
   if (config.model.vocab_size < tokenizer.vocab_size()) {
-    config_fail("--vocab-size {} is smaller than the {} ids of --tokenizer-model {}: leave it out or raise it",
-                config.model.vocab_size, tokenizer.vocab_size(), config.data.tokenizer_model);
+    config_fail(
+        "--vocab-size {} is smaller than the {} ids of --tokenizer-model {}: leave it out or raise it",
+        config.model.vocab_size, tokenizer.vocab_size(), config.data.tokenizer_model);
   }
 }
 
 RunData open_text(TrainConfig& config) {
   if (config.data.tokenizer_model.empty()) {
-    config_fail("--text-file {} needs --tokenizer-model: make one with 'weft tokenizer train --input {} --vocab-size "
-                "4096 --out tokenizer.json'",
-                config.data.text_file, config.data.text_file);
+    config_fail(
+        "--text-file {} needs --tokenizer-model: make one with 'weft tokenizer train --input {} --vocab-size "
+        "4096 --out tokenizer.json'",
+        config.data.text_file, config.data.text_file);
   }
   const Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer_model);
   use_vocabulary(config, tokenizer);
@@ -117,14 +123,15 @@ RunData open_text(TrainConfig& config) {
   const std::int64_t s = config.data.seq_length;
   const bool validate = ranges[1].end - ranges[1].begin > 1 && config.training.eval_iters > 0;
   if (ranges[0].end - ranges[0].begin < s + 1) {
-    config_fail("--text-file {}: its training part ({} of {} tokens, --split {}) is shorter than one sample of "
-                "--seq-length {} + 1 tokens: use a longer text or a shorter sequence",
-                config.data.text_file, ranges[0].end - ranges[0].begin, source->tokens(), config.data.split, s);
+    config_fail(
+        "--text-file {}: its training part ({} of {} tokens, --split {}) is shorter than one sample of "
+        "--seq-length {} + 1 tokens: use a longer text or a shorter sequence",
+        config.data.text_file, ranges[0].end - ranges[0].begin, source->tokens(), config.data.split, s);
   }
-  GptSplits splits = build_gpt_splits(source, config.data.split, SplitBy::kTokens,
-                                      {training_samples(config), validate ? std::nullopt : std::optional<std::int64_t>(0),
-                                       std::int64_t{0}},
-                                      options);
+  GptSplits splits = build_gpt_splits(
+      source, config.data.split, SplitBy::kTokens,
+      {training_samples(config), validate ? std::nullopt : std::optional<std::int64_t>(0), std::int64_t{0}},
+      options);
   RunData run;
   run.training = std::make_unique<DatasetSource>(std::move(splits.train), SampleOrder::kSingle);
   run.tokenizer_json = tokenizer.to_json();
@@ -145,8 +152,10 @@ RunData open_text(TrainConfig& config) {
 
 RunData open_indexed(TrainConfig& config) {
   if (config.data.data_path.size() != 1) {
-    config_fail("--data-path has {} parts: blends of several datasets are not built yet; merge them into one .bin/.idx",
-                config.data.data_path.size());
+    config_fail(
+        "--data-path has {} parts: blends of several datasets are not built yet; merge them into one "
+        ".bin/.idx",
+        config.data.data_path.size());
   }
   RunData run;
   GptDatasetOptions options = dataset_options(config);
@@ -159,9 +168,9 @@ RunData open_indexed(TrainConfig& config) {
   }
   const auto source = std::make_shared<IndexedDataset>(config.data.data_path.front());
   const bool validate = config.training.eval_iters > 0 && config.training.eval_interval > 0;
-  GptSplits splits = build_gpt_splits(source, config.data.split, SplitBy::kDocuments,
-                                      {training_samples(config), validate ? evaluation_samples(config) : 0, std::int64_t{0}},
-                                      options);
+  GptSplits splits = build_gpt_splits(
+      source, config.data.split, SplitBy::kDocuments,
+      {training_samples(config), validate ? evaluation_samples(config) : 0, std::int64_t{0}}, options);
   run.training = std::make_unique<DatasetSource>(std::move(splits.train), SampleOrder::kSingle);
   if (splits.validation != nullptr) {
     run.validation = std::make_unique<DatasetSource>(std::move(splits.validation), SampleOrder::kSingle);

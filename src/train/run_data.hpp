@@ -1,5 +1,5 @@
-// RunData: what a run trains on and validates with, opened once before anything else and shared, read-only, by the
-// ranks of this process.
+// RunData: what a run trains on and validates with, opened once before anything else and shared, read-only,
+// by the ranks of this process.
 #pragma once
 
 #include <memory>
@@ -28,20 +28,20 @@ class SampleSource {
 
 // Of a text: what its validation part scores without a model.
 struct TextBaselines {
-  double unigram = 0, bigram = 0;     // nats per token
-  double bytes_per_token = 0;         // of the validation part
+  double unigram = 0, bigram = 0;  // nats per token
+  double bytes_per_token = 0;      // of the validation part
 };
 
 struct RunData {
   std::unique_ptr<SampleSource> training;
-  std::unique_ptr<SampleSource> validation;      // null: no validation
-  bool whole_validation = false;                 // the last evaluation covers all of it (a text file's)
-  std::optional<TextBaselines> baselines;        // --text-file
-  std::string tokenizer_json;                    // copied into checkpoints; empty: unknown
+  std::unique_ptr<SampleSource> validation;  // null: no validation
+  bool whole_validation = false;             // the last evaluation covers all of it (a text file's)
+  std::optional<TextBaselines> baselines;    // --text-file
+  std::string tokenizer_json;                // copied into checkpoints; empty: unknown
 };
 
-// Opens config.data and fills in what only the data can tell: vocab_size of a text's tokenizer, seq_length and
-// global_batch_size of given batches, train_iters. ConfigErrors name the option or file.
+// Opens config.data and fills in what only the data can tell: vocab_size of a text's tokenizer, seq_length
+// and global_batch_size of given batches, train_iters. ConfigErrors name the option or file.
 RunData open_run_data(TrainConfig& config);
 
 }  // namespace weft

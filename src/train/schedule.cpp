@@ -7,30 +7,42 @@ namespace {
 
 LrSchedule::Style style_of(OptimizerConfig::DecayStyle style) {
   switch (style) {
-    case OptimizerConfig::DecayStyle::kConstant: return LrSchedule::Style::kConstant;
-    case OptimizerConfig::DecayStyle::kLinear: return LrSchedule::Style::kLinear;
-    case OptimizerConfig::DecayStyle::kCosine: return LrSchedule::Style::kCosine;
-    case OptimizerConfig::DecayStyle::kInverseSquareRoot: return LrSchedule::Style::kInverseSquareRoot;
-    case OptimizerConfig::DecayStyle::kWsd: return LrSchedule::Style::kWsd;
+    case OptimizerConfig::DecayStyle::kConstant:
+      return LrSchedule::Style::kConstant;
+    case OptimizerConfig::DecayStyle::kLinear:
+      return LrSchedule::Style::kLinear;
+    case OptimizerConfig::DecayStyle::kCosine:
+      return LrSchedule::Style::kCosine;
+    case OptimizerConfig::DecayStyle::kInverseSquareRoot:
+      return LrSchedule::Style::kInverseSquareRoot;
+    case OptimizerConfig::DecayStyle::kWsd:
+      return LrSchedule::Style::kWsd;
   }
   return LrSchedule::Style::kLinear;
 }
 
 LrSchedule::WsdStyle style_of(OptimizerConfig::WsdStyle style) {
   switch (style) {
-    case OptimizerConfig::WsdStyle::kExponential: return LrSchedule::WsdStyle::kExponential;
-    case OptimizerConfig::WsdStyle::kLinear: return LrSchedule::WsdStyle::kLinear;
-    case OptimizerConfig::WsdStyle::kCosine: return LrSchedule::WsdStyle::kCosine;
-    case OptimizerConfig::WsdStyle::kMinusSqrt: return LrSchedule::WsdStyle::kMinusSqrt;
+    case OptimizerConfig::WsdStyle::kExponential:
+      return LrSchedule::WsdStyle::kExponential;
+    case OptimizerConfig::WsdStyle::kLinear:
+      return LrSchedule::WsdStyle::kLinear;
+    case OptimizerConfig::WsdStyle::kCosine:
+      return LrSchedule::WsdStyle::kCosine;
+    case OptimizerConfig::WsdStyle::kMinusSqrt:
+      return LrSchedule::WsdStyle::kMinusSqrt;
   }
   return LrSchedule::WsdStyle::kExponential;
 }
 
 WeightDecaySchedule::Style style_of(OptimizerConfig::IncrStyle style) {
   switch (style) {
-    case OptimizerConfig::IncrStyle::kConstant: return WeightDecaySchedule::Style::kConstant;
-    case OptimizerConfig::IncrStyle::kLinear: return WeightDecaySchedule::Style::kLinear;
-    case OptimizerConfig::IncrStyle::kCosine: return WeightDecaySchedule::Style::kCosine;
+    case OptimizerConfig::IncrStyle::kConstant:
+      return WeightDecaySchedule::Style::kConstant;
+    case OptimizerConfig::IncrStyle::kLinear:
+      return WeightDecaySchedule::Style::kLinear;
+    case OptimizerConfig::IncrStyle::kCosine:
+      return WeightDecaySchedule::Style::kCosine;
   }
   return WeightDecaySchedule::Style::kConstant;
 }

@@ -9,7 +9,7 @@ namespace weft {
 
 struct RunSchedule {
   BatchRampup batch;
-  LrSchedule lr;                    // in samples
+  LrSchedule lr;                     // in samples
   WeightDecaySchedule weight_decay;  // in samples
   std::int64_t iterations = 0;
 
@@ -18,8 +18,8 @@ struct RunSchedule {
 
 // Where a run stands: what a checkpoint holds beside tensors.
 struct Progress {
-  std::int64_t iteration = 0;         // finished steps, skipped ones included
-  std::int64_t consumed_samples = 0;  // read from the data
+  std::int64_t iteration = 0;          // finished steps, skipped ones included
+  std::int64_t consumed_samples = 0;   // read from the data
   std::int64_t scheduled_samples = 0;  // of steps that updated: the learning rate's clock
   std::int64_t skipped = 0;
   bool operator==(const Progress&) const = default;

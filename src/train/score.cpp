@@ -32,7 +32,9 @@ struct HostTensor {
   Tensor view() { return Tensor::borrow(values.data(), DType::kF32, shape); }
 };
 
-HostTensor host_zeros(const Shape& shape) { return {std::vector<float>(static_cast<std::size_t>(shape.elems())), shape}; }
+HostTensor host_zeros(const Shape& shape) {
+  return {std::vector<float>(static_cast<std::size_t>(shape.elems())), shape};
+}
 
 // Everything the ranks share; rank 0 alone writes the results.
 struct Score {
@@ -41,7 +43,7 @@ struct Score {
   EngineOptions engine;
   MemoryPlan plan;
   BatchShape shape;
-  HostTensor logits;                      // [B, S, V]
+  HostTensor logits;                        // [B, S, V]
   std::map<std::string, HostTensor> grads;  // canonical name -> full gradient
   ScoreResult result;
 };
@@ -128,7 +130,8 @@ void score_rank(Score& score, Communicator& world) {
   } else {
     sum = engine.evaluate(score.shape.microbatches(), source);
   }
-  if (world.rank() == 0) score.result = {sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1)), sum.tokens};
+  if (world.rank() == 0)
+    score.result = {sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1)), sum.tokens};
 }
 
 void write_result(Score& score) {
@@ -141,7 +144,8 @@ void write_result(Score& score) {
         map, DType::kF32, [&](const std::string& name) { return score.grads.at(name).view(); },
         [&](const ForeignTensor& foreign, const Tensor& full) {
           const std::span<const float> values = full.values<float>();
-          grads.emplace_back("grad." + foreign.name, HostTensor{{values.begin(), values.end()}, foreign.shape});
+          grads.emplace_back("grad." + foreign.name,
+                             HostTensor{{values.begin(), values.end()}, foreign.shape});
         });
   }
   std::vector<std::pair<std::string, Tensor>> tensors{{"logits", score.logits.view()},
@@ -163,8 +167,9 @@ ScoreResult run_score(const ScoreOptions& options) {
   std::vector<std::string> problems = problems_of(engine.model);
   if (engine.model.position_embedding == PositionEmbedding::kLearnedAbsolute &&
       engine.sequence_length > engine.model.max_position_embeddings) {
-    problems.push_back(fmt::format("{}: sequences of {} tokens, but {} has {} learned positions", options.tokens,
-                                   engine.sequence_length, options.load, engine.model.max_position_embeddings));
+    problems.push_back(fmt::format("{}: sequences of {} tokens, but {} has {} learned positions",
+                                   options.tokens, engine.sequence_length, options.load,
+                                   engine.model.max_position_embeddings));
   }
   const int tp_size = static_cast<int>(options.parallel.tensor_model_parallel_size);
   for (const std::string& p : validate(evaluation_spec(engine.model), tp_size)) problems.push_back(p);

@@ -29,6 +29,8 @@ StopSignals::~StopSignals() {
   std::signal(SIGINT, SIG_DFL);
 }
 
-int StopSignals::received() const { return stop_signal; }
+int StopSignals::received() const {
+  return stop_signal;
+}
 
 }  // namespace weft

@@ -3,7 +3,8 @@
 
 namespace weft {
 
-// While it lives, the signals only set a flag; a second one of the same kind ends the process at once. One at a time.
+// While it lives, the signals only set a flag; a second one of the same kind ends the process at once. One at
+// a time.
 class StopSignals {
  public:
   StopSignals();

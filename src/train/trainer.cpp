@@ -22,7 +22,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // What every rank of a run shares, read-only.
 struct Run {
@@ -37,8 +39,13 @@ struct Run {
 class RankRun {
  public:
   RankRun(const Run& run, const Mesh& mesh, Lane& lane, const Groups& groups)
-      : run_(run), config_(run.config), mesh_(mesh), lane_(lane), groups_(groups),
-        engine_(lane, groups, EngineOptions::from(run.config)), training_(run.data.training->reader()),
+      : run_(run),
+        config_(run.config),
+        mesh_(mesh),
+        lane_(lane),
+        groups_(groups),
+        engine_(lane, groups, EngineOptions::from(run.config)),
+        training_(run.data.training->reader()),
         validation_(run.data.validation != nullptr ? run.data.validation->reader() : nullptr) {}
 
   TrainSummary train() {
@@ -73,13 +80,13 @@ class RankRun {
     };
     const double lr = run_.schedule.lr.lr(progress_.scheduled_samples);
     const Clock::time_point start = Clock::now();
-    const StepResult result =
-        engine_.train_step({.iteration = progress_.iteration + 1,
-                            .microbatches = shape.microbatches(),
-                            .source = source,
-                            .lr = lr,
-                            .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
-                            .stop_requested = run_.signals->received() != 0});
+    const StepResult result = engine_.train_step(
+        {.iteration = progress_.iteration + 1,
+         .microbatches = shape.microbatches(),
+         .source = source,
+         .lr = lr,
+         .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
+         .stop_requested = run_.signals->received() != 0});
     const double seconds = seconds_since(start);
     ++progress_.iteration;
     progress_.consumed_samples += shape.global_batch;
@@ -100,21 +107,20 @@ class RankRun {
   void report(const StepResult& result, const BatchShape& shape, double lr, double seconds,
               std::optional<double> validation) {
     const auto tokens = static_cast<double>(shape.global_batch * config_.data.seq_length);
-    const StepMetrics metrics{
-        .iteration = progress_.iteration,
-        .lm_loss = result.loss,
-        .grad_norm = result.grad_norm,
-        .lr = lr,
-        .loss_scale = result.loss_scale,
-        .skipped = result.skipped,
-        .tokens = result.tokens,
-        .consumed_samples = progress_.consumed_samples,
-        .step_ms = seconds * 1e3,
-        .tokens_per_second = tokens / seconds,
-        .tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) * tokens / seconds /
-                             groups_.world.size() / 1e12,
-        .mfu = std::nullopt,  // the peak of a CPU is not known
-        .validation_loss = validation};
+    const StepMetrics metrics{.iteration = progress_.iteration,
+                              .lm_loss = result.loss,
+                              .grad_norm = result.grad_norm,
+                              .lr = lr,
+                              .loss_scale = result.loss_scale,
+                              .skipped = result.skipped,
+                              .tokens = result.tokens,
+                              .consumed_samples = progress_.consumed_samples,
+                              .step_ms = seconds * 1e3,
+                              .tokens_per_second = tokens / seconds,
+                              .tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) *
+                                                   tokens / seconds / groups_.world.size() / 1e12,
+                              .mfu = std::nullopt,  // the peak of a CPU is not known
+                              .validation_loss = validation};
     if (metrics_) metrics_->write(metrics);
     reporter_->step(metrics, shape.global_batch);
     if (!result.warning.empty()) log_warn("{}", result.warning);
@@ -158,15 +164,15 @@ class RankRun {
     const std::int64_t dp = mesh_.size(Axis::kDp);
     samples = std::min(samples, run_.data.validation->samples());
     const BatchShape shape{.global_batch = samples, .micro_batch = micro, .dp_size = dp};
-    const Engine::LossSum sum =
-        engine_.evaluate(shape.microbatches(), [&](std::int64_t index, Batch& out) {
-          validation_->load(shape, 0, index, mesh_.coordinate(Axis::kDp), out);
-        });
+    const Engine::LossSum sum = engine_.evaluate(shape.microbatches(), [&](std::int64_t index, Batch& out) {
+      validation_->load(shape, 0, index, mesh_.coordinate(Axis::kDp), out);
+    });
     return sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1));
   }
 
   void finish() {
-    if (train_seconds_ > 0) summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
+    if (train_seconds_ > 0)
+      summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
     if (!reports()) return;
     reporter_->finish();
     if (metrics_) write_curve();
@@ -175,11 +181,11 @@ class RankRun {
   // The curve of the whole run, earlier parts included, beside its metrics.
   void write_curve() {
     const std::filesystem::path path = std::filesystem::path(config_.log.metrics).replace_extension(".svg");
-    LossCurve curve = loss_curve(
-        read_metrics(config_.log.metrics),
-        fmt::format("{:.2f} M parameters, {} steps of {} x {} tokens",
-                    static_cast<double>(parameter_count(config_.model)) / 1e6, progress_.iteration,
-                    config_.training.global_batch_size, config_.data.seq_length));
+    LossCurve curve =
+        loss_curve(read_metrics(config_.log.metrics),
+                   fmt::format("{:.2f} M parameters, {} steps of {} x {} tokens",
+                               static_cast<double>(parameter_count(config_.model)) / 1e6, progress_.iteration,
+                               config_.training.global_batch_size, config_.data.seq_length));
     if (run_.data.baselines) {
       curve.baselines = {{"unigram", run_.data.baselines->unigram}, {"bigram", run_.data.baselines->bigram}};
     }
@@ -251,10 +257,10 @@ TrainSummary run_training(TrainConfig config) {
   const RunSchedule schedule = RunSchedule::from(config);
   const MemoryPlan plan = plan_run(config, schedule, data);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
-  log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}", world_size(config.parallel),
-           world_size(config.parallel) == 1 ? "" : "s", config.parallel.tensor_model_parallel_size,
-           data_parallel_size(config.parallel), config.training.micro_batch_size, config.training.global_batch_size,
-           config.data.seq_length);
+  log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}",
+           world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
+           config.parallel.tensor_model_parallel_size, data_parallel_size(config.parallel),
+           config.training.micro_batch_size, config.training.global_batch_size, config.data.seq_length);
   log_info("{}", to_string(plan));
 
   const StopSignals signals;

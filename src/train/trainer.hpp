@@ -12,15 +12,15 @@ namespace weft {
 // What a run prints at its end, as key=value lines on stdout.
 struct TrainSummary {
   std::int64_t iteration = 0;
-  double loss = 0;                    // of the last step
-  double tokens_per_second = 0;       // over all steps of this run, without evaluations and saves
-  std::optional<double> valid_loss;   // nats per token
+  double loss = 0;                   // of the last step
+  double tokens_per_second = 0;      // over all steps of this run, without evaluations and saves
+  std::optional<double> valid_loss;  // nats per token
   std::optional<TextBaselines> baselines;
-  int signal = 0;                     // the signal that ended the run after a clean save
+  int signal = 0;  // the signal that ended the run after a clean save
 };
 
-// Runs the whole training. Everything that can be wrong with options, files and folders is found before memory is taken
-// (ConfigError); what happens later is an Error, and the last good checkpoint stays as it is.
+// Runs the whole training. Everything that can be wrong with options, files and folders is found before
+// memory is taken (ConfigError); what happens later is an Error, and the last good checkpoint stays as it is.
 TrainSummary run_training(TrainConfig config);
 
 // Threads that one rank may use inside operations: --cpu-threads, or its share of the cores.
