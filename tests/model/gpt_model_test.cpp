@@ -1,0 +1,127 @@
+// Whole models: derivatives in double, tensor-parallel ranks against one, drain points, memory of a step.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "comm/local/launcher.hpp"
+#include "support/check_module.hpp"
+#include "support/rank.hpp"
+
+namespace weft {
+namespace {
+
+using testing::random_batch;
+using testing::TestModel;
+using testing::TestRank;
+
+ModelConfig gpt2_like() {
+  ModelConfig c;
+  c.num_layers = 2;
+  c.hidden_size = 16;
+  c.num_attention_heads = 4;
+  c.ffn_hidden_size = 24;
+  c.vocab_size = 37;
+  c.make_vocab_size_divisible_by = 3;
+  c.max_position_embeddings = 16;
+  c.hidden_dropout = 0.2;
+  c.attention_dropout = 0.1;
+  return c;
+}
+
+ModelConfig llama_like() {
+  ModelConfig c = gpt2_like();
+  c.num_attention_heads = 8;
+  c.num_query_groups = 4;
+  c.kv_channels = 6;  // not hidden / heads
+  c.position_embedding = PositionEmbedding::kRope;
+  c.normalization = Normalization::kRmsNorm;
+  c.activation = ops::Activation::kSilu;
+  c.gated = true;
+  c.add_bias_linear = false;
+  c.tied = false;
+  c.hidden_dropout = c.attention_dropout = 0;
+  return c;
+}
+
+class GptModelTest : public ::testing::TestWithParam<bool> {
+ protected:
+  ModelConfig config() const { return GetParam() ? llama_like() : gpt2_like(); }
+};
+INSTANTIATE_TEST_SUITE_P(Families, GptModelTest, ::testing::Bool(),
+                         [](const auto& which) { return which.param ? "Llama" : "Gpt2"; });
+
+TEST_P(GptModelTest, GradientsEqualFiniteDifferences) {
+  TestRank rank;
+  const auto tp = self_communicator("tp");
+  TestModel model(rank.lane(), *tp, local_spec(config()), DType::kF64, 8, 1);
+  const MicrobatchData batch = random_batch(rank.lane(), 2, 7, 37, 5, 4);
+  model.run({batch});
+  std::vector<testing::Derivative> derivatives;
+  for (const auto& param : model.params().all()) {
+    // A tied weight's derivative is the sum of both uses.
+    if (param->owner() != nullptr) continue;
+    Tensor gradient = param->main_grad();
+    for (const auto& other : model.params().all()) {
+      if (other->owner() != param.get()) continue;
+      for (std::int64_t i = 0; i < gradient.elems(); ++i) {
+        gradient.data<double>()[i] += other->main_grad().data<double>()[i];
+      }
+    }
+    derivatives.push_back({param->name(), param->weight(), gradient});
+  }
+  testing::check_derivatives([&] { return model.loss(batch); }, derivatives, 5e-6, 12);
+}
+
+TEST_P(GptModelTest, TensorParallelRanksEqualOne) {
+  double loss = 0;
+  std::map<std::string, std::vector<double>> gradients;
+  for (const int ranks : {1, 2, 4}) {
+    run_local_ranks({.ranks = ranks}, [&](Communicator& tp) {
+      TestRank rank;
+      TestModel model(rank.lane(), tp, local_spec(config()), DType::kF64, 8, 1);
+      const double sum =
+          model.run({random_batch(rank.lane(), 2, 7, 37, 5, 4), random_batch(rank.lane(), 2, 7, 37, 6)});
+      const auto all = model.gathered_gradients();
+      if (tp.rank() != 0) return;
+      if (ranks == 1) {
+        loss = sum;
+        gradients = all;
+        return;
+      }
+      EXPECT_NEAR(sum, loss, 1e-10 * loss);
+      ASSERT_EQ(all.size(), gradients.size());
+      for (const auto& [name, values] : all)
+        EXPECT_LT(testing::relative_error(values, gradients.at(name)), 1e-10) << name;
+    });
+  }
+}
+
+TEST_P(GptModelTest, DrainPointsChangeNoBit) {
+  std::map<std::string, std::vector<double>> reference;
+  for (const DrainPoint drain :
+       {DrainPoint::kLinear, DrainPoint::kLayer, DrainPoint::kStage, DrainPoint::kSchedule}) {
+    TestRank rank;
+    const auto tp = self_communicator("tp");
+    TestModel model(rank.lane(), *tp, local_spec(config()), DType::kF32, 8, 1);
+    model.run({random_batch(rank.lane(), 2, 7, 37, 5), random_batch(rank.lane(), 2, 7, 37, 6)}, drain);
+    const auto gradients = model.gathered_gradients();
+    if (reference.empty()) reference = gradients;
+    EXPECT_EQ(gradients, reference);
+  }
+}
+
+TEST(GptModel, PrintsItsSpec) {
+  const std::string text = to_string(local_spec(llama_like()));
+  EXPECT_NE(text.find("8 heads of 6, 4 key/value groups"), std::string::npos) << text;
+  EXPECT_NE(text.find("layers 0 to 1"), std::string::npos) << text;
+}
+
+TEST(GptModel, RefusesWhatDoesNotDivide) {
+  const std::vector<std::string> problems = validate(local_spec(llama_like()), 3);
+  ASSERT_EQ(problems.size(), 2u);
+  EXPECT_NE(problems[0].find("--num-attention-heads 8"), std::string::npos);
+  EXPECT_NE(problems[1].find("--num-query-groups 4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace weft
