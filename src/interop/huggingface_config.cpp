@@ -1,0 +1,508 @@
+#include <fmt/format.h>
+
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/log.hpp"
+#include "interop/huggingface.hpp"
+#include "interop/huggingface_family.hpp"
+#include "io/atomic_file.hpp"
+
+namespace weft {
+namespace {
+
+using Json = nlohmann::json;
+using ops::Activation;
+
+struct ActivationName {
+  Activation activation;
+  const char* name;
+};
+// The first name of each is the one written.
+constexpr ActivationName kActivationNames[] = {
+    {Activation::kGeluTanh, "gelu_new"},
+    {Activation::kGeluTanh, "gelu_pytorch_tanh"},
+    {Activation::kGeluTanh, "gelu_fast"},
+    {Activation::kGeluTanh, "gelu_accurate"},
+    {Activation::kGeluErf, "gelu"},
+    {Activation::kGeluErf, "gelu_python"},
+    {Activation::kSilu, "silu"},
+    {Activation::kSilu, "swish"},
+    {Activation::kRelu, "relu"},
+    {Activation::kSquaredRelu, "relu2"},
+    {Activation::kQuickGelu, "quick_gelu"},
+};
+
+// Fields that say nothing about the mathematics of a decoder, or that only name its default.
+constexpr const char* kNeutral[] = {
+    "_from_model_config",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "is_decoder",
+    "label2id",
+    "max_length",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "problem_type",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "unk_token_id",
+    "use_bfloat16",
+    "use_cache",
+};
+// n_ctx repeats n_positions. Attention is always computed with the softmax in (at least) float, which is all
+// that reorder_and_upcast_attn asks for.
+constexpr const char* kNeutralGpt2[] = {
+    "n_ctx",
+    "reorder_and_upcast_attn",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+};
+// pretraining_tp cuts matrix products in pieces of the same sum; max_window_layers belongs to sliding
+// windows.
+constexpr const char* kNeutralLlama[] = {"max_window_layers", "pretraining_tp"};
+
+// One JSON object whose fields are asked for by name. Remembers what nobody asked for, and collects what is
+// wrong.
+class Fields {
+ public:
+  Fields(const Json& object, std::string where, std::vector<std::string>& problems)
+      : object_(object), where_(std::move(where)), problems_(problems) {}
+
+  // The field, or null when it is absent or null.
+  const Json& find(const char* name) {
+    used_.insert(name);
+    const auto field = object_.find(name);
+    return field == object_.end() ? null_ : *field;
+  }
+  bool given(const char* name) { return !find(name).is_null(); }
+
+  std::int64_t integer(const char* name, std::optional<std::int64_t> fallback = {}) {
+    const Json& value = find(name);
+    if (value.is_null()) return absent(name, fallback, std::int64_t{0});
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() >> 63 != 0)) {
+      return wrong(name, value, "an integer"), 0;
+    }
+    return value.get<std::int64_t>();
+  }
+  double number(const char* name, std::optional<double> fallback = {}) {
+    const Json& value = find(name);
+    if (value.is_null()) return absent(name, fallback, 1.0);
+    return value.is_number() ? value.get<double>() : (wrong(name, value, "a number"), 1.0);
+  }
+  bool boolean(const char* name, bool fallback) {
+    const Json& value = find(name);
+    if (value.is_null()) return fallback;
+    return value.is_boolean() ? value.get<bool>() : (wrong(name, value, "true or false"), fallback);
+  }
+  std::string text(const char* name, std::optional<std::string> fallback = {}) {
+    const Json& value = find(name);
+    if (value.is_null()) return absent(name, fallback, std::string{});
+    return value.is_string() ? value.get<std::string>() : (wrong(name, value, "a string"), std::string{});
+  }
+  Activation activation(const char* name, const char* fallback) {
+    const std::string value = text(name, fallback);
+    std::string choices;
+    for (const ActivationName& entry : kActivationNames) {
+      if (value == entry.name) return entry.activation;
+      choices += fmt::format("{}{}", choices.empty() ? "" : ", ", entry.name);
+    }
+    problem("{} \"{}\" is not supported (known: {})", name, value, choices);
+    return Activation::kSilu;
+  }
+  // Refuses any value but this one (and none at all).
+  void only(const char* name, const Json& allowed, const char* why) {
+    const Json& value = find(name);
+    if (value.is_null() || value == allowed) return;
+    problem("{} {} is not supported: {}", name, value.dump(), why);
+  }
+  template <std::size_t N>
+  void neutral(const char* const (&names)[N]) {
+    neutral_.insert(std::begin(names), std::end(names));
+  }
+
+  template <class... Args>
+  void problem(fmt::format_string<Args...> format, Args&&... args) {
+    problems_.push_back(where_ + ": " + fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  std::vector<std::string> unknown() const {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : object_.items()) {
+      if (!used_.contains(name) && !neutral_.contains(name)) names.push_back(name);
+    }
+    return names;
+  }
+  bool used(const std::string& name) const { return used_.contains(name); }
+  std::vector<std::string>& problems() { return problems_; }
+  const std::string& where() const { return where_; }
+
+ private:
+  void wrong(const char* name, const Json& value, const char* expected) {
+    problem("{} is {}, but must be {}", name, value.dump(), expected);
+  }
+  template <class T>
+  T absent(const char* name, const std::optional<T>& fallback, T placeholder) {
+    if (!fallback) problem("{} is missing", name);
+    return fallback.value_or(placeholder);
+  }
+
+  const Json& object_;
+  std::string where_;
+  std::vector<std::string>& problems_;
+  std::set<std::string> used_, neutral_;
+  const Json null_;
+};
+
+struct Rope {
+  std::optional<double> theta;
+  RopeScaling scaling;
+};
+
+// rope_parameters (transformers 5) or rope_scaling (transformers 4).
+Rope read_rope_object(Fields& config, const char* name, std::vector<std::string>& unknown) {
+  Rope rope;
+  const Json& object = config.find(name);
+  if (!object.is_object()) {
+    config.problem("{} is {}, but must be an object or null", name, object.dump());
+    return rope;
+  }
+  Fields fields(object, config.where() + ": " + name, config.problems());
+  if (fields.given("rope_theta")) rope.theta = fields.number("rope_theta");
+  fields.only("partial_rotary_factor", 1.0, "these models rotate whole heads");
+  std::string type = fields.text("rope_type", fields.text("type", "default"));
+  if (fields.given("type") && fields.text("type") != type) {
+    fields.problem("rope_type \"{}\" and type \"{}\" contradict each other", type, fields.text("type"));
+  }
+  if (type == "linear") {
+    rope.scaling.kind = RopeScaling::Kind::kLinear;
+    rope.scaling.factor = fields.number("factor");
+  } else if (type == "llama3") {
+    rope.scaling.kind = RopeScaling::Kind::kLlama3;
+    rope.scaling.factor = fields.number("factor");
+    rope.scaling.low_freq_factor = fields.number("low_freq_factor");
+    rope.scaling.high_freq_factor = fields.number("high_freq_factor");
+    rope.scaling.original_max_position_embeddings = fields.integer("original_max_position_embeddings");
+  } else if (type != "default") {
+    fields.problem("rope_type \"{}\" is not supported (known: default, linear, llama3)", type);
+    return rope;
+  }
+  for (const std::string& field : fields.unknown()) {
+    if (object[field].is_object()) {
+      fields.problem("{} {}: rotary parameters per layer are not supported", field, object[field].dump());
+    } else {
+      unknown.push_back(fmt::format("{}.{}", name, field));
+    }
+  }
+  return rope;
+}
+
+void read_rope(Fields& fields, ModelConfig& config, std::vector<std::string>& unknown) {
+  fields.only("partial_rotary_factor", 1.0, "these models rotate whole heads");
+  std::optional<double> theta;
+  if (fields.given("rope_theta")) theta = fields.number("rope_theta");
+  std::optional<RopeScaling> scaling;
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    if (!fields.given(name)) continue;
+    const Rope rope = read_rope_object(fields, name, unknown);
+    if (rope.theta) {
+      if (theta && *theta != *rope.theta) {
+        fields.problem("rope_theta {} and {}.rope_theta {} contradict each other", *theta, name, *rope.theta);
+      }
+      theta = rope.theta;
+    }
+    if (scaling && *scaling != rope.scaling) {
+      fields.problem("rope_parameters {} and rope_scaling {} contradict each other",
+                     fields.find("rope_parameters").dump(), fields.find("rope_scaling").dump());
+    }
+    scaling = rope.scaling;
+  }
+  config.rotary_base = theta.value_or(10000);
+  config.rope_scaling = scaling.value_or(RopeScaling{});
+}
+
+void read_common(Fields& fields, ModelConfig& config, bool tied) {
+  fields.neutral(kNeutral);
+  config.vocab_size = fields.integer("vocab_size");
+  config.tied = fields.boolean("tie_word_embeddings", tied);
+  config.init_method_std = fields.number("initializer_range", 0.02);
+  fields.only("is_encoder_decoder", false, "only decoders are");
+  fields.only("add_cross_attention", false, "only decoders without cross attention are");
+  fields.only("pruned_heads", Json::object(), "pruned heads cannot be expressed");
+  fields.only("quantization_config", nullptr, "export the model unquantized first");
+}
+
+ModelConfig read_gpt2(Fields& fields) {
+  ModelConfig c;
+  read_common(fields, c, true);
+  fields.neutral(kNeutralGpt2);
+  c.num_layers = fields.integer("n_layer");
+  c.hidden_size = fields.integer("n_embd");
+  c.num_attention_heads = fields.integer("n_head");
+  c.ffn_hidden_size = fields.integer("n_inner", 4 * c.hidden_size);
+  c.max_position_embeddings = fields.integer("n_positions");
+  c.norm_epsilon = fields.number("layer_norm_epsilon", 1e-5);
+  c.activation = fields.activation("activation_function", "gelu_new");
+  c.attention_dropout = fields.number("attn_pdrop", 0.1);
+  c.hidden_dropout = fields.number("resid_pdrop", 0.1);
+  if (const double embedding = fields.number("embd_pdrop", 0.1); embedding != c.hidden_dropout) {
+    fields.problem("embd_pdrop {} and resid_pdrop {} differ: one --hidden-dropout serves both", embedding,
+                   c.hidden_dropout);
+  }
+  fields.only("scale_attn_weights", true, "attention is always scaled by 1/sqrt(head size)");
+  fields.only("scale_attn_by_inverse_layer_idx", false, "attention is scaled alike in all layers");
+  return c;
+}
+
+// Llama, and the families that are Llama with other switches.
+ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std::string>& unknown) {
+  ModelConfig c;
+  read_common(fields, c, false);
+  fields.neutral(kNeutralLlama);
+  c.position_embedding = PositionEmbedding::kRope;
+  c.normalization = Normalization::kRmsNorm;
+  c.gated = true;
+  c.hidden_dropout = 0;
+  c.num_layers = fields.integer("num_hidden_layers");
+  c.hidden_size = fields.integer("hidden_size");
+  c.num_attention_heads = fields.integer("num_attention_heads");
+  c.num_query_groups = fields.integer("num_key_value_heads", c.num_attention_heads);
+  c.kv_channels = fields.integer("head_dim", 0);
+  c.ffn_hidden_size = fields.integer("intermediate_size");
+  c.max_position_embeddings = fields.integer("max_position_embeddings", 2048);
+  c.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
+  c.activation = fields.activation("hidden_act", "silu");
+  c.attention_dropout = fields.number("attention_dropout", 0);
+  read_rope(fields, c, unknown);
+  fields.only("rope_interleaved", false, "rotary pairs are half a head apart");
+
+  const bool windows = fields.boolean("use_sliding_window", type != "qwen2");
+  if (windows) fields.only("sliding_window", nullptr, "attention always sees the whole sequence");
+  (void)fields.find("sliding_window");  // without use_sliding_window it says nothing
+  if (const Json& layers = fields.find("layer_types"); layers.is_array()) {
+    for (const Json& layer : layers) {
+      if (layer != "full_attention") fields.problem("layer_types {} is not supported", layer.dump());
+    }
+  }
+  if (type == "qwen2") {
+    c.add_bias_linear = false;
+    c.add_qkv_bias = true;
+    return c;
+  }
+  const bool attention_bias = fields.boolean("attention_bias", false),
+             mlp_bias = fields.boolean("mlp_bias", false);
+  if (attention_bias != mlp_bias) {
+    fields.problem(
+        "attention_bias {} with mlp_bias {} is not supported: biases of q, k, v and o come with those of "
+        "gate, up and "
+        "down, or not at all",
+        attention_bias, mlp_bias);
+  }
+  c.add_bias_linear = attention_bias && mlp_bias;
+  return c;
+}
+
+struct ParsedConfig {
+  ModelConfig model;
+  std::string type;
+  std::vector<std::string> unknown;
+  std::vector<std::string> kept;  // fields that are not about the mathematics, or unknown
+};
+
+Json parse_object(const std::string& text, const std::string& where) {
+  Json object;
+  try {
+    object = Json::parse(text);
+  } catch (const Json::exception& e) {
+    config_fail("{}: not valid JSON: {}", where, e.what());
+  }
+  if (!object.is_object()) config_fail("{}: a JSON {}, not an object", where, object.type_name());
+  return object;
+}
+
+ParsedConfig parse_config(const Json& object, const std::string& where) {
+  std::vector<std::string> problems;
+  Fields fields(object, where, problems);
+  ParsedConfig parsed;
+  parsed.type = fields.text("model_type");
+  if (parsed.type == "gpt2") {
+    parsed.model = read_gpt2(fields);
+  } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2") {
+    parsed.model = read_llama(fields, parsed.type, parsed.unknown);
+    // Unlike the others it has a window when it does not say so.
+    if (parsed.type == "mistral" && !object.contains("sliding_window")) {
+      fields.problem("sliding_window is missing, which means 4096 for model_type mistral: not supported");
+    }
+  } else {
+    if (problems.empty()) {
+      fields.problem("model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2)", parsed.type);
+    }
+    throw ConfigError(problems);
+  }
+  if (problems.empty()) {  // values that cannot be read would only bring consequences
+    for (const std::string& problem : problems_of(parsed.model)) problems.push_back(where + ": " + problem);
+  }
+  if (!problems.empty()) throw ConfigError(problems);
+  parsed.model = resolved(parsed.model);
+  for (const auto& [name, value] : object.items()) {
+    if (!fields.used(name)) parsed.kept.push_back(name);
+  }
+  const std::vector<std::string> others = fields.unknown();
+  parsed.unknown.insert(parsed.unknown.end(), others.begin(), others.end());
+  return parsed;
+}
+
+const char* activation_name(Activation activation) {
+  for (const ActivationName& entry : kActivationNames) {
+    if (entry.activation == activation) return entry.name;
+  }
+  WEFT_CHECK(false, "activation {} has no name", ops::name_of(activation));
+}
+
+const char* torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return "float64";
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+    default:
+      WEFT_CHECK(false, "weights of type {}", name_of(dtype));
+  }
+}
+
+Json gpt2_json(const ModelConfig& c) {
+  Json object = {
+      {"architectures", {"GPT2LMHeadModel"}},
+      {"n_layer", c.num_layers},
+      {"n_embd", c.hidden_size},
+      {"n_head", c.num_attention_heads},
+      {"n_positions", c.max_position_embeddings},
+      {"layer_norm_epsilon", c.norm_epsilon},
+      {"activation_function", activation_name(c.activation)},
+      {"attn_pdrop", c.attention_dropout},
+      {"resid_pdrop", c.hidden_dropout},
+      {"embd_pdrop", c.hidden_dropout},
+      {"scale_attn_weights", true},
+      {"scale_attn_by_inverse_layer_idx", false},
+      {"add_cross_attention", false},
+  };
+  object["n_inner"] = c.ffn_hidden_size == 4 * c.hidden_size ? Json() : Json(c.ffn_hidden_size);
+  return object;
+}
+
+Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
+  Json scaling;
+  if (c.rope_scaling.kind == RopeScaling::Kind::kLinear) {
+    scaling = {{"rope_type", "linear"}, {"factor", c.rope_scaling.factor}};
+  } else if (c.rope_scaling.kind == RopeScaling::Kind::kLlama3) {
+    scaling = {{"rope_type", "llama3"},
+               {"factor", c.rope_scaling.factor},
+               {"low_freq_factor", c.rope_scaling.low_freq_factor},
+               {"high_freq_factor", c.rope_scaling.high_freq_factor},
+               {"original_max_position_embeddings", c.rope_scaling.original_max_position_embeddings}};
+  }
+  Json parameters = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
+  parameters["rope_theta"] = c.rotary_base;
+  Json object = {
+      {"num_hidden_layers", c.num_layers},
+      {"hidden_size", c.hidden_size},
+      {"num_attention_heads", c.num_attention_heads},
+      {"num_key_value_heads", c.num_query_groups},
+      {"head_dim", c.kv_channels},
+      {"intermediate_size", c.ffn_hidden_size},
+      {"max_position_embeddings", c.max_position_embeddings},
+      {"rms_norm_eps", c.norm_epsilon},
+      {"hidden_act", activation_name(c.activation)},
+      {"attention_dropout", c.attention_dropout},
+      {"rope_parameters", parameters},
+      {"rope_theta", c.rotary_base},
+      {"rope_scaling", scaling},
+  };
+  if (family == HuggingFaceFamily::kQwen2) {
+    object["architectures"] = {"Qwen2ForCausalLM"};
+    object["use_sliding_window"] = false;
+  } else {
+    object["architectures"] = {"LlamaForCausalLM"};
+    object["attention_bias"] = c.add_bias_linear;
+    object["mlp_bias"] = c.add_bias_linear;
+  }
+  return object;
+}
+
+}  // namespace
+
+ModelConfig config_from_huggingface(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.json";
+  const ParsedConfig parsed = parse_config(parse_object(read_file(path), path.string()), path.string());
+  if (!parsed.unknown.empty()) {
+    log_warn("{}: fields that are not known and not used: {}", path.string(),
+             fmt::join(parsed.unknown, ", "));
+  }
+  return parsed.model;
+}
+
+std::string config_to_huggingface(const ModelConfig& config, DType dtype, const std::string& source) {
+  const ModelConfig c = resolved(config);
+  const HuggingFaceFamily family = huggingface_family(c);
+  Json object = family == HuggingFaceFamily::kGpt2 ? gpt2_json(c) : llama_json(c, family);
+  object["model_type"] = name_of(family);
+  object["vocab_size"] = c.vocab_size;
+  object["tie_word_embeddings"] = c.tied;
+  object["initializer_range"] = c.init_method_std;
+  object["dtype"] = object["torch_dtype"] = torch_name(dtype);
+  if (!source.empty()) {
+    const Json original = parse_object(source, "config.json of the source");
+    for (const std::string& name : parse_config(original, "config.json of the source").kept) {
+      if (!object.contains(name)) object[name] = original[name];
+    }
+  }
+  return object.dump(2) + "\n";
+}
+
+std::vector<std::int64_t> huggingface_end_tokens(const std::filesystem::path& folder) {
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    const std::filesystem::path path = folder / file;
+    if (!std::filesystem::exists(path)) continue;
+    const Json object = parse_object(read_file(path), path.string());
+    const auto field = object.find("eos_token_id");
+    if (field == object.end() || field->is_null()) continue;
+    std::vector<std::int64_t> ids;
+    for (const Json& id : field->is_array() ? *field : Json::array({*field})) {
+      if (!id.is_number_integer())
+        config_fail("{}: eos_token_id {} is no token id", path.string(), field->dump());
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
+}  // namespace weft

@@ -1,0 +1,146 @@
+#include "interop/huggingface_family.hpp"
+
+#include <string_view>
+
+#include "core/check.hpp"
+#include "interop/huggingface.hpp"
+
+namespace weft {
+namespace {
+
+constexpr auto kStacked = LayoutRow::Order::kStacked;
+
+// GPT-2's linear weights are stored [in, out].
+constexpr LayoutRow kGpt2Before[] = {
+    {"transformer.wte.weight", false, kStacked, {"embedding.word_embeddings.weight"}},
+    {"transformer.wpe.weight", false, kStacked, {"embedding.position_embeddings.weight"}},
+};
+constexpr LayoutRow kGpt2Layer[] = {
+    {"ln_1.weight", false, kStacked, {"input_layernorm.weight"}},
+    {"ln_1.bias", false, kStacked, {"input_layernorm.bias"}},
+    {"attn.c_attn.weight",
+     true,
+     kStacked,
+     {"self_attention.linear_q.weight", "self_attention.linear_k.weight", "self_attention.linear_v.weight"}},
+    {"attn.c_attn.bias",
+     false,
+     kStacked,
+     {"self_attention.linear_q.bias", "self_attention.linear_k.bias", "self_attention.linear_v.bias"}},
+    {"attn.c_proj.weight", true, kStacked, {"self_attention.linear_proj.weight"}},
+    {"attn.c_proj.bias", false, kStacked, {"self_attention.linear_proj.bias"}},
+    {"ln_2.weight", false, kStacked, {"pre_mlp_layernorm.weight"}},
+    {"ln_2.bias", false, kStacked, {"pre_mlp_layernorm.bias"}},
+    {"mlp.c_fc.weight", true, kStacked, {"mlp.linear_fc1.weight"}},
+    {"mlp.c_fc.bias", false, kStacked, {"mlp.linear_fc1.bias"}},
+    {"mlp.c_proj.weight", true, kStacked, {"mlp.linear_fc2.weight"}},
+    {"mlp.c_proj.bias", false, kStacked, {"mlp.linear_fc2.bias"}},
+};
+constexpr LayoutRow kGpt2After[] = {
+    {"transformer.ln_f.weight", false, kStacked, {"decoder.final_layernorm.weight"}},
+    {"transformer.ln_f.bias", false, kStacked, {"decoder.final_layernorm.bias"}},
+    {"lm_head.weight", false, kStacked, {"output_layer.weight"}},
+};
+
+constexpr LayoutRow kLlamaBefore[] = {
+    {"model.embed_tokens.weight", false, kStacked, {"embedding.word_embeddings.weight"}},
+};
+constexpr LayoutRow kLlamaLayer[] = {
+    {"input_layernorm.weight", false, kStacked, {"input_layernorm.weight"}},
+    {"self_attn.q_proj.weight", false, kStacked, {"self_attention.linear_q.weight"}},
+    {"self_attn.q_proj.bias", false, kStacked, {"self_attention.linear_q.bias"}},
+    {"self_attn.k_proj.weight", false, kStacked, {"self_attention.linear_k.weight"}},
+    {"self_attn.k_proj.bias", false, kStacked, {"self_attention.linear_k.bias"}},
+    {"self_attn.v_proj.weight", false, kStacked, {"self_attention.linear_v.weight"}},
+    {"self_attn.v_proj.bias", false, kStacked, {"self_attention.linear_v.bias"}},
+    {"self_attn.o_proj.weight", false, kStacked, {"self_attention.linear_proj.weight"}},
+    {"self_attn.o_proj.bias", false, kStacked, {"self_attention.linear_proj.bias"}},
+    {"post_attention_layernorm.weight", false, kStacked, {"pre_mlp_layernorm.weight"}},
+    {"mlp.gate_proj.weight", false, kStacked, {"mlp.linear_gate.weight"}},
+    {"mlp.gate_proj.bias", false, kStacked, {"mlp.linear_gate.bias"}},
+    {"mlp.up_proj.weight", false, kStacked, {"mlp.linear_up.weight"}},
+    {"mlp.up_proj.bias", false, kStacked, {"mlp.linear_up.bias"}},
+    {"mlp.down_proj.weight", false, kStacked, {"mlp.linear_fc2.weight"}},
+    {"mlp.down_proj.bias", false, kStacked, {"mlp.linear_fc2.bias"}},
+};
+constexpr LayoutRow kLlamaAfter[] = {
+    {"model.norm.weight", false, kStacked, {"decoder.final_layernorm.weight"}},
+    {"lm_head.weight", false, kStacked, {"output_layer.weight"}},
+};
+
+std::vector<std::string> gpt2_obstacles(const ModelConfig& c) {
+  std::vector<std::string> list;
+  const auto add = [&](std::string option, const char* has) {
+    list.push_back(
+        fmt::format("{}: among Hugging Face models with learned positions GPT-2 has {}", option, has));
+  };
+  if (c.normalization != Normalization::kLayerNorm) add("--normalization RMSNorm", "LayerNorm");
+  if (c.gated) add("--swiglu", "a plain feed-forward layer");
+  if (!c.add_bias_linear) add("--disable-bias-linear", "biases");
+  if (c.num_query_groups != c.num_attention_heads) {
+    add(fmt::format("--num-query-groups {}", c.num_query_groups), "as many groups as heads");
+  }
+  if (c.kv_channels * c.num_attention_heads != c.hidden_size) {
+    add(fmt::format("--kv-channels {}", c.kv_channels), "heads of --hidden-size / --num-attention-heads");
+  }
+  return list;
+}
+
+std::vector<std::string> llama_obstacles(const ModelConfig& c) {
+  std::vector<std::string> list;
+  const auto add = [&](std::string option, const char* has) {
+    list.push_back(fmt::format("{}: Hugging Face's Llama family has {}", option, has));
+  };
+  if (c.position_embedding != PositionEmbedding::kRope) add("--position-embedding-type none", "rope");
+  if (c.rotary_percent != 1) add(fmt::format("--rotary-percent {}", c.rotary_percent), "1");
+  if (c.rotary_interleaved) add("--rotary-interleaved", "pairs half a head apart");
+  if (c.normalization != Normalization::kRmsNorm) add("--normalization LayerNorm", "RMSNorm");
+  if (!c.gated) add("a plain feed-forward layer", "a gated one (--swiglu)");
+  return list;
+}
+
+}  // namespace
+
+const char* name_of(HuggingFaceFamily family) {
+  switch (family) {
+    case HuggingFaceFamily::kGpt2:
+      return "gpt2";
+    case HuggingFaceFamily::kLlama:
+      return "llama";
+    case HuggingFaceFamily::kQwen2:
+      return "qwen2";
+  }
+  return "?";
+}
+
+std::vector<std::string> huggingface_obstacles(const ModelConfig& config) {
+  const ModelConfig c = resolved(config);
+  return c.position_embedding == PositionEmbedding::kLearnedAbsolute ? gpt2_obstacles(c) : llama_obstacles(c);
+}
+
+HuggingFaceFamily huggingface_family(const ModelConfig& config) {
+  const std::vector<std::string> obstacles = huggingface_obstacles(config);
+  if (!obstacles.empty()) throw ConfigError(obstacles);
+  if (config.position_embedding == PositionEmbedding::kLearnedAbsolute) return HuggingFaceFamily::kGpt2;
+  return config.add_qkv_bias && !config.add_bias_linear ? HuggingFaceFamily::kQwen2
+                                                        : HuggingFaceFamily::kLlama;
+}
+
+const char* name_prefix(HuggingFaceFamily family) {
+  return family == HuggingFaceFamily::kGpt2 ? "transformer." : "model.";
+}
+
+bool is_derived(const std::string& name) {
+  for (const std::string_view ending : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"}) {
+    if (name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+TensorMap huggingface_map(const ModelConfig& config) {
+  if (huggingface_family(config) == HuggingFaceFamily::kGpt2) {
+    return make_tensor_map(config, {"transformer.h.{}.", kGpt2Before, kGpt2Layer, kGpt2After});
+  }
+  return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter});
+}
+
+}  // namespace weft
