@@ -159,7 +159,9 @@ TEST(Failure, RankThatHasReturnedIsNotWaitedFor) {
     });
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s);
-  expect_parts(error, {"can never complete", "rank 1 has not joined it"});
+  // Rank 2 is named beside it when it comes later than rank 1 leaves.
+  expect_parts(error, {"can never complete", "a rank has returned without joining it; rank"});
+  EXPECT_NE(error.find("1", error.find("joining it; rank")), std::string::npos) << error;
 }
 
 TEST(Failure, ThrowingRankEndsEverybodySoon) {
