@@ -1,0 +1,233 @@
+#include <algorithm>
+#include <memory>
+
+#include "checkpoint/agreement.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/index.hpp"
+#include "checkpoint/save_folder.hpp"
+#include "core/check.hpp"
+#include "io/atomic_file.hpp"
+#include "io/safetensors.hpp"
+#include "ops/elementwise.hpp"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What one rank writes of one tensor.
+struct Portion {
+  CheckpointTensor tensor;  // with this one piece
+  Tensor values;
+};
+
+Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
+  if (part.cut < 0) return local;
+  if (part.cut == 0) return local.slice(0, part.real_count());
+  WEFT_CHECK(part.cut == local.rank() - 1, "{} is cut along dim {} of {}", part.name, part.cut,
+             to_string(part.global));
+  return local.slice_columns(0, part.real_count());
+}
+
+// Replicas share the work: parameter i is written by data-parallel rank i mod dp; what is whole on every
+// tensor-parallel rank by the first of them.
+std::vector<Portion> portions_of_rank(const CheckpointGroups& groups, const ParamBuffer& buffer,
+                                      const std::vector<Optimizer::State>& kinds, const std::string& file) {
+  std::vector<Portion> portions;
+  for (std::size_t i = 0; i < buffer.slots().size(); ++i) {
+    if (i % static_cast<std::size_t>(groups.dp.size()) != static_cast<std::size_t>(groups.dp.rank()))
+      continue;
+    const ParamBuffer::Slot& slot = buffer.slots()[i];
+    for (const LogicalTensor& part : slot.param->parts()) {
+      if (part.cut < 0 ? groups.tp.rank() != 0 : part.real_count() == 0) continue;
+      for (const auto& [kind, flat] : kinds) {
+        const CheckpointPiece piece = {.file = file,
+                                       .key = kind + "/" + part.name,
+                                       .begin = part.cut < 0 ? 0 : part.begin,
+                                       .count = part.cut < 0 ? 0 : part.real_count()};
+        const Tensor local = slot.param->part_of(ParamBuffer::piece(flat, slot), part);
+        portions.push_back({.tensor = {.kind = kind,
+                                       .name = part.name,
+                                       .dtype = flat.dtype(),
+                                       .shape = part.global,
+                                       .cut = part.cut,
+                                       .pieces = {piece}},
+                            .values = without_padding(local, part)});
+      }
+    }
+  }
+  return portions;
+}
+
+// Writes tensors one by one; those that are not one block of host memory go through a copy, one at a time.
+CheckpointFile write_shard(Lane& lane, const fs::path& path, const std::vector<Portion>& portions) {
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const Portion& portion : portions) {
+    entries.push_back({portion.tensor.pieces.front().key, portion.values.dtype(), portion.values.shape()});
+  }
+  SafetensorsWriter writer(path, entries);
+  for (const Portion& portion : portions) {
+    const Tensor& values = portion.values;
+    if (values.contiguous() && values.device().kind == DeviceKind::kCpu) {
+      writer.write(values);
+    } else {
+      const auto memory = std::make_unique<std::byte[]>(values.bytes());
+      const Tensor copy = Tensor::borrow(memory.get(), values.dtype(), values.shape());
+      ops::copy(lane, values, copy);
+      writer.write(copy);
+    }
+  }
+  writer.commit();
+  return {path.filename().string(), writer.digest().bytes, writer.digest().checksum};
+}
+
+std::vector<CheckpointFile> write_extra_files(const fs::path& folder, const CheckpointMeta& meta) {
+  std::vector<CheckpointFile> files;
+  for (const auto& [name, text] : meta.extra_files) {
+    WEFT_CHECK(name != kIndexFile && name.find('/') == std::string::npos && !name.starts_with("shard_"),
+               "a checkpoint cannot hold a file named {}", name);
+    write_file(folder / name, text);
+    files.push_back({name, text.size(), checksum(text.data(), text.size())});
+  }
+  return files;
+}
+
+// Everything the ranks have written, as one index in the unfinished folder.
+void write_index(const fs::path& folder, CheckpointInfo info, const std::vector<ShardText>& shards) {
+  TensorTable tensors;
+  for (const ShardText& shard : shards) {
+    info.files.insert(info.files.end(), shard.files.begin(), shard.files.end());
+    for (const CheckpointTensor& piece : shard.pieces) add_piece(tensors, piece);
+  }
+  for (auto& [name, tensor] : tensors) info.tensors.push_back(std::move(tensor));
+  const std::string fault = arrange(info);
+  WEFT_CHECK(fault.empty(), "what the ranks have written is no whole model: {}", fault);
+  write_file(folder / kIndexFile, index_text(info));
+}
+
+std::string shard_name(std::int64_t number) {
+  return fmt::format("shard_{:05d}.safetensors", number);
+}
+
+CheckpointInfo info_of(const CheckpointMeta& meta, const std::string& layout) {
+  CheckpointInfo info;
+  info.iteration = meta.iteration;
+  info.model = meta.model;
+  info.trainer = meta.trainer;
+  info.layout = layout;
+  return info;
+}
+
+// Runs the steps of a save; when one fails (on every rank alike), removes what was begun.
+template <class Steps>
+void all_or_nothing(bool cleans_up, const fs::path& unfinished, const Steps& steps) {
+  try {
+    steps();
+  } catch (const Aborted&) {
+    throw;  // other ranks may still be writing
+  } catch (const Error&) {
+    std::error_code ignored;
+    if (cleans_up) fs::remove_all(unfinished, ignored);
+    throw;
+  }
+}
+
+void prepare(const fs::path& unfinished) {
+  fs::remove_all(unfinished);  // of an earlier try
+  fs::create_directories(unfinished);
+}
+
+}  // namespace
+
+fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const ParamBuffer& buffer,
+                         const Optimizer& optimizer, const CheckpointMeta& meta, const fs::path& save,
+                         const SaveOptions& options) {
+  std::vector<Optimizer::State> kinds = {{kWeightKind, optimizer.master()}};
+  CheckpointInfo info = info_of(meta, fmt::format(R"({{"ranks": {}, "dp": {}, "tp": {}}})",
+                                                  groups.world.size(), groups.dp.size(), groups.tp.size()));
+  if (options.optimizer_state) {
+    for (Optimizer::State& state : optimizer.state()) {
+      info.states.push_back(state.name);
+      kinds.push_back(std::move(state));
+    }
+    info.optimizer_steps = optimizer.steps();
+  }
+
+  const bool first = groups.world.rank() == 0;
+  const fs::path unfinished = unfinished_folder(save, meta.iteration);
+  Agreement ranks(lane, groups.world,
+                  fmt::format("saving iteration {} failed on rank {} (dp {}, tp {})", meta.iteration,
+                              groups.world.rank(), groups.dp.rank(), groups.tp.rank()));
+  all_or_nothing(first, unfinished, [&] {
+    ranks.all([&] {
+      if (first) prepare(unfinished);
+    });
+    ShardText mine;
+    ranks.all([&] {
+      const std::string file = shard_name(groups.world.rank());
+      const std::vector<Portion> portions = portions_of_rank(groups, buffer, kinds, file);
+      if (!portions.empty()) mine.files.push_back(write_shard(lane, unfinished / file, portions));
+      for (const Portion& portion : portions) mine.pieces.push_back(portion.tensor);
+    });
+    const std::vector<std::string> texts = ranks.gather(to_text(mine));
+    ranks.all([&] {
+      if (!first) return;
+      std::vector<ShardText> shards;
+      for (const std::string& text : texts) shards.push_back(shard_from_text(text));
+      shards.push_back({.files = write_extra_files(unfinished, meta), .pieces = {}});
+      write_index(unfinished, info, shards);
+      publish_iteration(save, meta.iteration);
+    });
+  });
+  if (first && options.keep_last > 0) delete_older(save, meta.iteration, options.keep_last);
+  return save / iteration_folder(meta.iteration);
+}
+
+fs::path write_weights(Lane& lane, const WeightSource& source, const CheckpointMeta& meta,
+                       const fs::path& save, DType dtype, std::uint64_t shard_bytes) {
+  // Which tensors go into which file.
+  std::vector<std::vector<std::string>> files(1);
+  std::uint64_t bytes = 0;
+  for (const std::string& name : source.names()) {
+    const std::uint64_t more = static_cast<std::uint64_t>(source.shape(name).elems()) * bytes_of(dtype);
+    if (bytes > 0 && bytes + more > shard_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().push_back(name);
+    bytes += more;
+  }
+
+  const fs::path unfinished = unfinished_folder(save, meta.iteration);
+  fs::path folder;
+  all_or_nothing(true, unfinished, [&] {
+    prepare(unfinished);
+    std::vector<ShardText> shards;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const std::string file = shard_name(static_cast<std::int64_t>(i));
+      std::vector<SafetensorsWriter::Entry> entries;
+      ShardText& shard = shards.emplace_back();
+      for (const std::string& name : files[i]) {
+        const std::string key = std::string(kWeightKind) + "/" + name;
+        entries.push_back({key, dtype, source.shape(name)});
+        shard.pieces.push_back({kWeightKind, name, dtype, source.shape(name), -1, {{file, key, 0, 0}}});
+      }
+      SafetensorsWriter writer(unfinished / file, entries);
+      for (const SafetensorsWriter::Entry& entry : entries) {
+        const auto size = static_cast<std::size_t>(entry.shape.elems()) * bytes_of(dtype);
+        const auto memory = std::make_unique<std::byte[]>(size);
+        const Tensor whole = Tensor::borrow(memory.get(), dtype, entry.shape);
+        source.read(lane, entry.name.substr(sizeof kWeightKind), -1, 0, 0, whole);
+        writer.write(whole);
+      }
+      writer.commit();
+      shard.files.push_back({file, writer.digest().bytes, writer.digest().checksum});
+    }
+    shards.push_back({.files = write_extra_files(unfinished, meta), .pieces = {}});
+    write_index(unfinished, info_of(meta, R"({"ranks": 1, "dp": 1, "tp": 1})"), shards);
+    folder = publish_iteration(save, meta.iteration);
+  });
+  return folder;
+}
+
+}  // namespace weft
