@@ -286,6 +286,13 @@ TEST(Tokenizer, PutsASpaceBeforeTextWhenAsked) {
   EXPECT_EQ(spaced.encode(""), Ids{});
 }
 
+TEST(Tokenizer, TheLongestAddedTokenWins) {
+  const Tokenizer tokenizer(TokenizerModel{.tokens = {"<", ">", "x"},
+                                           .added = {{3, "<x"}, {4, "<x>"}, {5, "x>"}},
+                                           .patterns = {std::string(kGpt2Pattern)}});
+  EXPECT_EQ(tokenizer.encode("<x><x<xx>>"), (Ids{4, 3, 3, 5, 1}));
+}
+
 TEST(Tokenizer, SaysWhichByteItLacks) {
   const Tokenizer tokenizer(TokenizerModel{.tokens = {"a", "b", "ab"}, .merges = {{0, 1}}});
   EXPECT_EQ(tokenizer.encode("abba"), (Ids{2, 1, 0}));
