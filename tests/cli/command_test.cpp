@@ -1,0 +1,215 @@
+#include "cli/command.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "io/atomic_file.hpp"
+#include "io/safetensors.hpp"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Ran {
+  int status = 0;
+  std::string out, err;
+};
+
+Ran weft(const std::vector<std::string>& args) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Ran ran;
+  ran.status = run_command_line(args);
+  std::fflush(stdout);
+  ran.out = testing::internal::GetCapturedStdout();
+  ran.err = testing::internal::GetCapturedStderr();
+  return ran;
+}
+
+// An empty folder of the running test.
+class CommandLine : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) /
+              ("weft_cli_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
+  }
+  Ran weft_with_input(const std::vector<std::string>& args, const std::string& input) const {
+    const std::string file = write("stdin", input);
+    EXPECT_NE(std::freopen(file.c_str(), "rb", stdin), nullptr);
+    return weft(args);
+  }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator{}));
+  }
+  std::string tokenizer() const {
+    const std::string text =
+        write("corpus.txt", "the cat and the hat\nthe bat and the rat\n\nthat is the end\n");
+    const Ran ran =
+        weft({"tokenizer", "train", "--input", text, "--vocab-size", "270", "--out", path("tokenizer.json")});
+    EXPECT_EQ(ran.status, 0) << ran.err;
+    EXPECT_EQ(ran.out, "");
+    return path("tokenizer.json");
+  }
+
+  fs::path folder_;
+};
+
+void expect_all_lines_begin(const std::string& text, const std::string& begin) {
+  for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
+    EXPECT_EQ(text.compare(at, begin.size(), begin), 0) << text;
+  }
+}
+
+TEST_F(CommandLine, HelpAndVersion) {
+  EXPECT_EQ(weft({"--help"}).status, 0);
+  for (const char* name : {"tokenizer", "data", "doctor"}) {
+    EXPECT_NE(weft({"--help"}).out.find(name), std::string::npos);
+    EXPECT_EQ(weft({name, "--help"}).status, 0);
+  }
+  EXPECT_EQ(weft({"--version"}).out.rfind("weft ", 0), 0u);
+  EXPECT_EQ(weft({"data", "sample", "--help"}).status, 0);
+  EXPECT_EQ(weft({"data", "sample", "--nonsense", "-h"}).status, 0);
+}
+
+TEST_F(CommandLine, UnknownCommandsSuggestTheNearest) {
+  const Ran ran = weft({"docter"});
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_NE(ran.err.find("weft: unknown command 'docter'; did you mean doctor?"), std::string::npos)
+      << ran.err;
+  const Ran inner = weft({"data", "inspct"});
+  EXPECT_EQ(inner.status, 2);
+  EXPECT_NE(inner.err.find("weft data: unknown command 'inspct'; did you mean inspect?"), std::string::npos)
+      << inner.err;
+  EXPECT_EQ(weft({}).status, 2);
+  EXPECT_EQ(weft({"data"}).status, 2);
+}
+
+TEST_F(CommandLine, EveryProblemIsALineOfItsOwn) {
+  const Ran ran = weft({"data", "sample", "--seq-lenght", "8", "--seed", "-1", "--count", "x"});
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_EQ(ran.out, "");
+  expect_all_lines_begin(ran.err, "weft data: ");
+  for (const char* part : {"--seq-lenght 8; did you mean --seq-length?", "--seed -1", "--count x",
+                           "PREFIX must be given", "--index N must be given"}) {
+    EXPECT_NE(ran.err.find(part), std::string::npos) << part << "\nin " << ran.err;
+  }
+  EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 5) << ran.err;
+  EXPECT_EQ(files(), 0u);
+}
+
+TEST_F(CommandLine, DoctorSaysWhatIsBuiltAndMissing) {
+  const Ran ran = weft({"doctor"});
+  EXPECT_EQ(ran.status, 0);
+  for (const char* part :
+       {"compiler", "instruction set", "cores", "memory", "gpus", "--device cuda", "--launcher mpi"}) {
+    EXPECT_NE(ran.out.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(weft({"doctor", "now"}).status, 2);
+}
+
+TEST_F(CommandLine, TokenizerEncodesAndDecodesBytes) {
+  const std::string file = tokenizer();
+  const std::string text = "the  cat\tand\r\nthe \xff\xfe bat\n\n";
+  const Ran encoded = weft_with_input({"tokenizer", "encode", "--tokenizer", file}, text);
+  ASSERT_EQ(encoded.status, 0) << encoded.err;
+  EXPECT_EQ(std::count(encoded.out.begin(), encoded.out.end(), '\n'), 1);
+  const Ran decoded = weft_with_input({"tokenizer", "decode", "--tokenizer", file}, encoded.out);
+  EXPECT_EQ(decoded.status, 0) << decoded.err;
+  EXPECT_EQ(decoded.out, text);
+}
+
+TEST_F(CommandLine, TokenizerByLines) {
+  const std::string file = tokenizer();
+  const std::string text = "the cat\n\n and the hat\r\nno end";
+  const Ran encoded = weft_with_input({"tokenizer", "encode", "--tokenizer", file, "--lines"}, text);
+  ASSERT_EQ(encoded.status, 0) << encoded.err;
+  EXPECT_EQ(std::count(encoded.out.begin(), encoded.out.end(), '\n'), 4) << encoded.out;
+  const Ran first = weft_with_input({"tokenizer", "encode", "--tokenizer", file}, "the cat");
+  EXPECT_EQ(encoded.out.substr(0, first.out.size()), first.out);
+  const Ran decoded = weft_with_input({"tokenizer", "decode", "--tokenizer", file, "--lines"}, encoded.out);
+  EXPECT_EQ(decoded.out, text + "\n");
+}
+
+TEST_F(CommandLine, TokenizerNamesWhatCannotBeDecoded) {
+  const std::string file = tokenizer();
+  const struct {
+    const char* input;
+    const char* part;
+  } cases[] = {{"1 2x", "'2x' is not a token id"},
+               {"99999999999", "'99999999999'"},
+               {"1 100000", "100000"},
+               {"-1", "-1"}};
+  for (const auto& [input, part] : cases) {
+    const Ran ran = weft_with_input({"tokenizer", "decode", "--tokenizer", file}, input);
+    EXPECT_EQ(ran.status, 2) << input;
+    EXPECT_NE(ran.err.find(part), std::string::npos) << ran.err;
+  }
+  EXPECT_EQ(weft({"tokenizer", "encode", "--tokenizer", path("none.json")}).status, 2);
+  EXPECT_EQ(weft({"tokenizer", "train", "--input", path("none.txt"), "--vocab-size", "300", "--out",
+                  path("x.json")})
+                .status,
+            2);
+  EXPECT_FALSE(fs::exists(path("x.json")));
+}
+
+TEST_F(CommandLine, DataBuildInspectSample) {
+  const std::string file = tokenizer();
+  const std::string text =
+      write("docs.jsonl", "{\"text\": \"the cat and the hat\"}\n{\"text\": \"the bat\"}\n{\"text\": \"\"}\n");
+  for (const char* workers : {"1", "3"}) {
+    const Ran built = weft({"data", "build", "--input", text, "--tokenizer", file, "--out", path(workers),
+                            "--append-eod", "--workers", workers});
+    ASSERT_EQ(built.status, 0) << built.err;
+    EXPECT_EQ(built.out, "");
+  }
+  EXPECT_EQ(read_file(path("1.bin")), read_file(path("3.bin")));
+  EXPECT_EQ(read_file(path("1.idx")), read_file(path("3.idx")));
+  const Ran inspected = weft({"data", "inspect", path("1"), "--ids"});
+  ASSERT_EQ(inspected.status, 0) << inspected.err;
+  for (const char* part :
+       {"type=", "sequences=3\n", "documents=3\n", "empty_sequences=1\n", "highest_id=269\n"}) {
+    EXPECT_NE(inspected.out.find(part), std::string::npos) << part << "\nin " << inspected.out;
+  }
+  const Ran sampled = weft({"data", "sample", path("1"), "--seq-length", "4", "--seed", "3", "--num-samples",
+                            "9", "--index", "2", "--count", "3", "--labels"});
+  ASSERT_EQ(sampled.status, 0) << sampled.err;
+  EXPECT_EQ(std::count(sampled.out.begin(), sampled.out.end(), '\n'), 6) << sampled.out;
+  const Ran beyond = weft({"data", "sample", path("1"), "--seq-length", "4", "--index", "1000"});
+  EXPECT_EQ(beyond.status, 2);
+  EXPECT_NE(beyond.err.find("--index 1000"), std::string::npos) << beyond.err;
+  EXPECT_EQ(weft({"data", "inspect", path("nothing")}).status, 2);
+}
+
+// The samples that Megatron's own GPTDataset gives.
+TEST_F(CommandLine, DataSampleGivesMegatronsOrder) {
+  const std::string golden = std::string(WEFT_SOURCE_DIR) + "/tests/golden/data/";
+  const Ran ran = weft({"data", "sample", golden + "u16", "--seq-length", "16", "--seed", "1234",
+                        "--num-samples", "102", "--index", "0", "--count", "64"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const SafetensorsFile file(golden + "gpt_many_epochs.safetensors");
+  const Tensor tokens = file.get("tokens");
+  ASSERT_EQ(tokens.shape()[0], 64);
+  std::string expected;
+  for (std::int64_t row = 0; row < 64; ++row) {
+    for (std::int64_t s = 0; s < 16; ++s) {
+      expected += std::to_string(tokens.data<std::int64_t>()[row * 16 + s]) + (s == 15 ? "\n" : " ");
+    }
+  }
+  EXPECT_EQ(ran.out, expected);
+}
+
+}  // namespace
+}  // namespace weft
