@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 
 #include "ops/elementwise.hpp"
 #include "optim/gradient_norm.hpp"
@@ -34,6 +35,11 @@ LossScaler scaler_for(const EngineOptions& options) {
 }
 
 }  // namespace
+
+int threads_per_rank(std::int64_t asked, std::int64_t ranks) {
+  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>(asked > 0 ? asked : std::max<std::int64_t>(1, cores / ranks));
+}
 
 EngineOptions EngineOptions::from(const TrainConfig& c) {
   return {.model = c.model,

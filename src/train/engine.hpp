@@ -16,6 +16,10 @@
 
 namespace weft {
 
+// Threads that each rank may use inside operations: `asked`, or where that is 0 its share of this machine's
+// cores.
+int threads_per_rank(std::int64_t asked, std::int64_t ranks);
+
 // The communicators of a rank, by mesh axis.
 struct Groups {
   Communicator& world;

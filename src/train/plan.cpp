@@ -29,9 +29,9 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
 }  // namespace
 
 MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
-                         bool evaluation) {
+                         bool evaluation, int threads) {
   const std::unique_ptr<Arena> arena = Arena::meta();
-  Workers workers(1);
+  Workers workers(threads);
   Lane lane{*arena, workers, {}};
   Engine engine(lane, groups, options);
   const std::size_t resident = arena->in_use();
@@ -41,9 +41,9 @@ MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std
   return describe(engine, *arena, resident);
 }
 
-MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients) {
+MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients, int threads) {
   const std::unique_ptr<Arena> arena = Arena::meta();
-  Workers workers(1);
+  Workers workers(threads);
   Lane lane{*arena, workers, {}};
   Engine engine(lane, groups, options);
   const std::size_t resident = arena->in_use();

@@ -19,9 +19,9 @@ struct MemoryPlan {
 // One training step with this many microbatches (more than one behaves as two), and an evaluation when asked
 // for.
 MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
-                         bool evaluation);
+                         bool evaluation, int threads);
 // A scoring run: logits, and gradients when asked for.
-MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients);
+MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients, int threads);
 
 // A few lines: each part in MiB, and the sum.
 std::string to_string(const MemoryPlan& plan);

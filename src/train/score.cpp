@@ -1,7 +1,6 @@
 #include "train/score.hpp"
 
 #include <algorithm>
-#include <thread>
 
 #include "comm/local/launcher.hpp"
 #include "core/log.hpp"
@@ -101,7 +100,7 @@ void score_rank(Score& score, Communicator& world) {
   const auto dp = world.split(mesh.coordinate(Axis::kTp), mesh.coordinate(Axis::kDp), "dp");
   const auto tp = world.split(mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kTp), "tp");
   const std::unique_ptr<Arena> arena = Arena::host(score.plan.arena);
-  Workers workers(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world.size()));
+  Workers workers(threads_per_rank(0, world.size()));
   Lane lane{*arena, workers, {}};
   const Groups groups{world, *dp, *tp};
   Engine engine(lane, groups, score.engine);
@@ -183,7 +182,7 @@ ScoreResult run_score(const ScoreOptions& options) {
   Score score{options,
               rows,
               engine,
-              plan_scoring(engine, {*world, *dp, *tp}, options.grads),
+              plan_scoring(engine, {*world, *dp, *tp}, options.grads, threads_per_rank(0, world_ranks)),
               {.global_batch = rows.samples(), .micro_batch = options.micro_batch_size, .dp_size = dp_size},
               host_zeros({rows.samples(), rows.sequence_length(), engine.model.vocab_size}),
               {},

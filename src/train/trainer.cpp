@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <thread>
 
 #include "comm/local/launcher.hpp"
 #include "core/log.hpp"
@@ -219,7 +218,8 @@ MemoryPlan plan_run(const TrainConfig& config, const RunSchedule& schedule, cons
                          .dp_size = dp};
   return plan_training(EngineOptions::from(config), {*world, *dp_group, *tp_group},
                        std::max<std::int64_t>(shape.microbatches(), schedule.iterations > 0 ? 1 : 0),
-                       data.validation != nullptr);
+                       data.validation != nullptr,
+                       threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
 }
 
 TrainSummary run_rank(const Run& run, Communicator& world) {
@@ -230,19 +230,13 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   const auto dp = world.split(mesh.coordinate(Axis::kTp), mesh.coordinate(Axis::kDp), "dp");
   const auto tp = world.split(mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kTp), "tp");
   const std::unique_ptr<Arena> arena = Arena::host(run.plan.arena);
-  Workers workers(static_cast<int>(cpu_threads_per_rank(config)));
+  Workers workers(threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
   Lane lane{*arena, workers, {}};
   RankRun rank(run, mesh, lane, {world, *dp, *tp});
   return rank.train();
 }
 
 }  // namespace
-
-std::int64_t cpu_threads_per_rank(const TrainConfig& config) {
-  if (config.training.cpu_threads > 0) return config.training.cpu_threads;
-  const auto cores = static_cast<std::int64_t>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::max<std::int64_t>(1, cores / world_size(config.parallel));
-}
 
 TrainSummary run_training(TrainConfig config) {
   if (!config.checkpoint.load.empty()) use_loaded_model(config);

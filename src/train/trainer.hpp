@@ -23,7 +23,4 @@ struct TrainSummary {
 // memory is taken (ConfigError); what happens later is an Error, and the last good checkpoint stays as it is.
 TrainSummary run_training(TrainConfig config);
 
-// Threads that one rank may use inside operations: --cpu-threads, or its share of the cores.
-std::int64_t cpu_threads_per_rank(const TrainConfig& config);
-
 }  // namespace weft
