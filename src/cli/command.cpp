@@ -19,6 +19,7 @@ namespace {
 constexpr std::array kCommands = {
     Command{"train", "train a model, from scratch or from a checkpoint", run_train},
     Command{"score", "loss, logits and gradients of given tokens", run_score_command},
+    Command{"generate", "continue prompts, token by token", run_generate_command},
     Command{"convert", "between Hugging Face folders and checkpoints", run_convert_command},
     Command{"tokenizer", "train a byte-level BPE tokenizer; encode and decode text", run_tokenizer},
     Command{"data", "make, inspect and sample token files (.bin/.idx)", run_data},

@@ -7,6 +7,7 @@ namespace weft {
 
 int run_train(Args args);
 int run_score_command(Args args);
+int run_generate_command(Args args);
 int run_convert_command(Args args);
 int run_tokenizer(Args args);
 int run_data(Args args);
