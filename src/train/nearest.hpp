@@ -7,9 +7,9 @@
 
 namespace weft {
 
-// How unlike two names of words joined by '-' are, 0 for equal ones: edits of letters (Levenshtein), or,
-// where that is less, edits of each word of `typed` to its nearest word of `known` plus a little for each
-// word that is left over, so that "tensor-paralel" is near "tensor-model-parallel-size".
+// How unlike two names of words joined by '-' are, 0 for equal ones: edits of letters (insert, leave out,
+// replace, swap), or, where that is less, edits of each word of `typed` to its nearest word of `known` plus a
+// little for each word that is left over, so that "tensor-paralel" is near "tensor-model-parallel-size".
 double name_distance(std::string_view typed, std::string_view known);
 
 // The nearest of `known`, first wins; empty when none is near.

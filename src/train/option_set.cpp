@@ -39,10 +39,11 @@ std::string describe(const Integers& range) {
 
 std::string describe(const Reals& range) {
   std::string text = "a number";
-  if (std::isfinite(range.low)) text += fmt::format(" {} {}", range.low_open ? "above" : "from", range.low);
+  if (std::isfinite(range.low))
+    text += fmt::format("{} {}", range.low_open ? " above" : " of at least", range.low);
   if (std::isfinite(range.high)) {
-    text += fmt::format("{} {} {}", std::isfinite(range.low) && range.high_open ? " and" : "",
-                        range.high_open ? "below" : "to", range.high);
+    text += fmt::format("{}{} {}", std::isfinite(range.low) ? " and" : "",
+                        range.high_open ? " below" : " at most", range.high);
   }
   return text;
 }

@@ -110,6 +110,31 @@ TEST_F(CommandLine, EveryProblemIsALineOfItsOwn) {
   EXPECT_EQ(files(), 0u);
 }
 
+TEST_F(CommandLine, AWrongTrainingRunTouchesNothing) {
+  const std::string toml = write("run.toml", "seed = 1\nlr = \"abc\"\n");
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--learning-rat", "1"},
+      {"--num-layers", "2.5"},
+      {"--seq-length", "1099511627776"},
+      {"--config", toml},
+      {"--config", path("none.toml")},
+      {"--preset", "demo", "--data-path", path("none"), "--fp16", "--bf16"},
+  };
+  for (std::vector<std::string> args : wrong) {
+    args.insert(args.begin(), "train");
+    args.insert(args.end(), {"--save", path("save"), "--metrics", path("metrics.jsonl")});
+    const Ran ran = weft(args);
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    EXPECT_EQ(ran.out, "");
+    expect_all_lines_begin(ran.err, "weft train: ");
+    const std::string part = args[2] == toml     ? "run.toml:2: lr"
+                             : args[2] == "demo" ? "--bf16 and --fp16"
+                                                 : args[1];
+    EXPECT_NE(ran.err.find(part), std::string::npos) << ran.err;
+    EXPECT_EQ(files(), 1u);  // run.toml
+  }
+}
+
 TEST_F(CommandLine, DoctorSaysWhatIsBuiltAndMissing) {
   const Ran ran = weft({"doctor"});
   EXPECT_EQ(ran.status, 0);

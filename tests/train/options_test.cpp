@@ -37,7 +37,9 @@ Outcome parse(std::vector<std::string> args, bool with_base = true) {
   if (with_base) args.insert(args.begin(), kBase.begin(), kBase.end());
   try {
     parse_train_options(options, outcome.config, args);
+    const TrainConfig read = outcome.config;
     outcome.printed = options.to_toml();
+    outcome.config = read;  // whatever printing did to the bound variables
   } catch (const ConfigError& e) {
     outcome.problems = e.problems;
   }
@@ -133,6 +135,7 @@ TEST(Options, EachBadWordOfTheCommandLineIsNamed) {
       {{"--save", "--bf16"}, {"--save needs a value"}},
       {{"--rampup-batch-size", "1", "2"}, {"--rampup-batch-size needs 3 values"}},
       {{"--preset", "demos"}, {"--preset demos", "did you mean demo?"}},
+      {{"--preset", "gtp2"}, {"--preset gtp2", "did you mean gpt2-"}},
       {{"--config", "/nowhere/run.toml"}, {"/nowhere/run.toml"}},
   };
   for (const Bad& bad : cases) {
