@@ -1,0 +1,240 @@
+// Scoring and training against PyTorch (Hugging Face models) and Megatron Core, on one to four data-parallel
+// and tensor-parallel ranks. Tolerances: the float32 noise that was measured when the references were made.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.hpp"
+#include "interop/huggingface.hpp"
+#include "interop/megatron.hpp"
+#include "support/golden.hpp"
+#include "support/rank.hpp"
+#include "train/convert.hpp"
+#include "train/metrics.hpp"
+#include "train/score.hpp"
+#include "train/trainer.hpp"
+
+namespace weft {
+namespace {
+
+using testing::difference;
+using testing::golden;
+using testing::TemporaryFolder;
+
+nlohmann::json manifest(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "manifest.json");
+  return nlohmann::json::parse(file);
+}
+
+struct Layout {
+  std::string family;
+  int tp, dp;
+};
+std::string name_of_layout(const ::testing::TestParamInfo<Layout>& info) {
+  return info.param.family + "_tp" + std::to_string(info.param.tp) + "_dp" + std::to_string(info.param.dp);
+}
+
+// input_ids and labels of a reference file under the names that weft reads.
+void write_tokens(const SafetensorsFile& from, const std::string& prefix, const std::filesystem::path& to) {
+  write_safetensors(to,
+                    {{"input_ids", from.get(prefix + "tokens")}, {"labels", from.get(prefix + "labels")}});
+}
+
+class HuggingFaceModels : public ::testing::TestWithParam<Layout> {
+ protected:
+  std::filesystem::path folder_ = golden("models/" + GetParam().family);
+  SafetensorsFile reference_{folder_ / "tensors.safetensors"};
+  TemporaryFolder scratch_;
+
+  ScoreOptions score(const std::string& dtype) {
+    write_tokens(reference_, "", scratch_ / "tokens.safetensors");
+    ScoreOptions options;
+    options.load = folder_;
+    options.tokens = scratch_ / "tokens.safetensors";
+    options.out = scratch_ / "out.safetensors";
+    options.grads = true;
+    options.dtype = dtype;
+    options.parallel.tensor_model_parallel_size = GetParam().tp;
+    options.parallel.ranks = GetParam().tp * GetParam().dp;
+    return options;
+  }
+};
+
+TEST_P(HuggingFaceModels, LogitsLossAndGradients) {
+  run_score(score("fp32"));
+  const SafetensorsFile out(scratch_ / "out.safetensors");
+  EXPECT_LT(difference(out.get("logits"), reference_.get("logits")).max, 1e-4);
+  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 1e-5);
+  const SafetensorsFile gradients(folder_ / "grads.safetensors");
+  for (const std::string& name : gradients.names()) {
+    const auto d = difference(out.get("grad." + name), gradients.get(name));
+    EXPECT_LE(d.max, 1e-5 + 1e-4 * d.absmax) << name;
+  }
+  EXPECT_EQ(out.names().size(), gradients.names().size() + 2);
+}
+
+TEST_P(HuggingFaceModels, Bf16StaysWithinItsRounding) {
+  run_score(score("bf16"));
+  const SafetensorsFile out(scratch_ / "out.safetensors");
+  EXPECT_LT(difference(out.get("logits"), reference_.get("logits")).max, 0.1);
+  EXPECT_GT(difference(out.get("logits"), reference_.get("logits")).max, 1e-4);  // it is bf16
+  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 2e-2);
+}
+
+TEST_P(HuggingFaceModels, AdamWTrajectory) {
+  write_tokens(reference_, "train.", scratch_ / "batches.safetensors");
+  TrainConfig config;
+  config.data.batches = scratch_ / "batches.safetensors";
+  config.checkpoint.load = folder_;
+  config.checkpoint.save = scratch_ / "save";
+  config.parallel.tensor_model_parallel_size = GetParam().tp;
+  config.parallel.ranks = GetParam().tp * GetParam().dp;
+  config.optimizer.lr = 1e-3;
+  config.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
+  config.optimizer.adam_beta2 = 0.95;
+  config.optimizer.weight_decay = 0.1;
+  config.log.metrics = scratch_ / "metrics.jsonl";
+  run_training(config);
+
+  const nlohmann::json facts = manifest(folder_);
+  const std::vector<StepMetrics> steps = read_metrics(config.log.metrics);
+  ASSERT_EQ(steps.size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) {
+    const double loss = facts["train"]["losses"][i], norm = facts["train"]["grad_norms_before_clip"][i];
+    EXPECT_NEAR(steps[i].lm_loss, loss, 1e-4) << "step " << i + 1;
+    EXPECT_NEAR(steps[i].grad_norm, norm, 2e-4 * norm) << "step " << i + 1;
+  }
+
+  run_convert({.from = config.checkpoint.save, .to = scratch_ / "hf", .format = "hf"});
+  const SafetensorsFile trained(scratch_ / "hf" / "model.safetensors");
+  const SafetensorsFile expected(folder_ / "final_params.safetensors");
+  for (const std::string& name : expected.names()) {
+    // The gradient of a key bias is zero but for rounding, which Adam turns into steps of ±lr.
+    if (name.ends_with("c_attn.bias")) continue;
+    const auto d = difference(trained.get(name), expected.get(name));
+    const double max = facts["tensors"][name]["final_noise_max"],
+                 rms = facts["tensors"][name]["final_noise_rms"];
+    EXPECT_TRUE(d.max <= 20 * max + 2e-6 || d.rms <= 20 * rms + 1e-6)
+        << name << " max " << d.max << " rms " << d.rms;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, HuggingFaceModels,
+                         ::testing::Values(Layout{"gpt2", 1, 1}, Layout{"gpt2", 1, 2}, Layout{"gpt2", 1, 3},
+                                           Layout{"gpt2", 1, 4}, Layout{"llama", 1, 1}, Layout{"llama", 1, 2},
+                                           Layout{"llama", 1, 3}, Layout{"llama", 1, 4},
+                                           Layout{"llama3_rope_tied", 1, 1}, Layout{"llama3_rope_tied", 1, 2},
+                                           Layout{"llama3_rope_tied", 1, 3},
+                                           Layout{"llama3_rope_tied", 1, 4}),
+                         name_of_layout);
+
+// A Megatron state_dict as a source of canonical weights.
+class MegatronWeights final : public WeightSource {
+ public:
+  MegatronWeights(const std::filesystem::path& file, const ModelConfig& config)
+      : file_(file), map_(megatron_map(config)) {}
+  std::string description() const override { return file_.path().string(); }
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const CanonicalTensor& tensor : map_.canonical()) names.push_back(tensor.name);
+    return names;
+  }
+  bool contains(const std::string& name) const override { return map_.contains(name); }
+  Shape shape(const std::string& name) const override { return map_.shape_of(name); }
+  void read(Lane&, const std::string& name, int dim, std::int64_t begin, std::int64_t count,
+            const Tensor& out) const override {
+    map_.read(file_.get(map_.holder_of(name).name), name, {dim, begin, count}, out);
+  }
+
+ private:
+  SafetensorsFile file_;
+  TensorMap map_;
+};
+
+ModelConfig megatron_config(const nlohmann::json& facts) {
+  const nlohmann::json& given = facts["config"];
+  const nlohmann::json& args = facts["model_args"];
+  const auto number = [&](const char* key, std::int64_t otherwise) {
+    return given.contains(key) ? std::stoll(given[key].get<std::string>()) : otherwise;
+  };
+  ModelConfig c;
+  c.num_layers = number("num_layers", 0);
+  c.hidden_size = number("hidden_size", 0);
+  c.num_attention_heads = number("num_attention_heads", 0);
+  c.num_query_groups = number("num_query_groups", 0);
+  c.ffn_hidden_size = number("ffn_hidden_size", 4 * c.hidden_size);
+  c.vocab_size = facts["vocab"];
+  c.max_position_embeddings = 64;
+  c.gated = given.value("gated_linear_unit", "False") == "True";
+  c.activation =
+      given.value("activation_func", "gelu") == "silu" ? ops::Activation::kSilu : ops::Activation::kGeluErf;
+  c.add_bias_linear = given.value("add_bias_linear", "True") == "True";
+  c.normalization = given.value("normalization", "LayerNorm") == "RMSNorm" ? Normalization::kRmsNorm
+                                                                           : Normalization::kLayerNorm;
+  c.norm_epsilon = std::stod(given.value("layernorm_epsilon", "1e-05"));
+  c.position_embedding = args["position_embedding_type"] == "rope" ? PositionEmbedding::kRope
+                                                                   : PositionEmbedding::kLearnedAbsolute;
+  c.tied = args["share_embeddings_and_output_weights"] == "True";
+  c.hidden_dropout = c.attention_dropout = 0;
+  return resolved(c);
+}
+
+class MegatronModels : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(MegatronModels, LogitsLossAndGradients) {
+  const std::filesystem::path folder = golden("megatron/" + GetParam().family);
+  const TemporaryFolder scratch;
+  const nlohmann::json facts = manifest(folder);
+  const ModelConfig config = megatron_config(facts);
+  const MegatronWeights weights(folder / "state_dict.safetensors", config);
+  testing::TestRank rank;
+  write_weights(rank.lane(), weights, {.model = to_json(config)}, scratch / "checkpoint");
+
+  const SafetensorsFile reference(folder / "tensors.safetensors");
+  const std::span<std::int64_t> labels = reference.get("labels").values<std::int64_t>();
+  const std::span<float> mask = reference.get("loss_mask").values<float>();
+  std::vector<std::int64_t> masked(labels.begin(), labels.end());
+  for (std::size_t i = 0; i < masked.size(); ++i) masked[i] = mask[i] == 0 ? -100 : masked[i];
+  write_safetensors(
+      scratch / "tokens.safetensors",
+      {{"input_ids", reference.get("tokens")},
+       {"labels", Tensor::borrow(masked.data(), DType::kI64, reference.get("labels").shape())}});
+
+  ScoreOptions options;
+  options.load = scratch / "checkpoint";
+  options.tokens = scratch / "tokens.safetensors";
+  options.out = scratch / "out.safetensors";
+  options.grads = true;
+  options.parallel.tensor_model_parallel_size = GetParam().tp;
+  options.parallel.ranks = GetParam().tp * GetParam().dp;
+  const ScoreResult result = run_score(options);
+  const SafetensorsFile out(scratch / "out.safetensors");
+  EXPECT_NEAR(result.loss, facts["loss"].get<double>(), 2e-5);
+  EXPECT_LT(difference(out.get("logits"), reference.get("logits")).max, 2e-5 + 1e-4);
+
+  // Megatron's gradients under canonical names, then under the names that score writes.
+  const MegatronWeights gradients(folder / "grads.safetensors", config);
+  const auto canonical = [&](const std::string& name) {
+    const Tensor full = rank.lane().alloc(DType::kF32, gradients.shape(name), "test");
+    gradients.read(rank.lane(), name, -1, 0, 0, full);
+    return full;
+  };
+  std::size_t compared = 0;
+  assemble(huggingface_map(config), DType::kF32, canonical,
+           [&](const ForeignTensor& foreign, const Tensor& expected) {
+             const auto d = difference(out.get("grad." + foreign.name), expected);
+             EXPECT_LE(d.max, 1e-4 * d.absmax + 1e-6) << foreign.name;
+             ++compared;
+           });
+  EXPECT_GT(compared, 10u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MegatronModels,
+                         ::testing::Values(Layout{"gpt_learned_pos", 1, 1}, Layout{"gpt_learned_pos", 1, 2},
+                                           Layout{"gpt_rope_swiglu_gqa", 1, 1},
+                                           Layout{"gpt_rope_swiglu_gqa", 1, 2}),
+                         name_of_layout);
+
+}  // namespace
+}  // namespace weft
