@@ -140,6 +140,24 @@ TEST(CheckpointFaults, CoverageIsChecked) {
                {"linear_k", "twice"});
 }
 
+TEST(CheckpointFaults, ARangeThatSeveralRanksHoldCountsOnce) {
+  TensorTable table;
+  const auto add = [&](const char* file, std::int64_t begin) {
+    add_piece(table,
+              {.kind = "weight", .name = "k", .shape = {8, 2}, .cut = 0, .pieces = {{file, "k", begin, 4}}});
+  };
+  add("a", 0);
+  add("b", 0);
+  add("c", 4);
+  add("d", 4);
+  CheckpointInfo info;
+  for (const char* name : {"a", "b", "c", "d"}) info.files.push_back({name, 0, 0});
+  info.tensors.push_back(table.begin()->second);
+  EXPECT_EQ(arrange(info), "");
+  ASSERT_EQ(info.tensors[0].pieces.size(), 2u);
+  EXPECT_EQ(info.tensors[0].pieces[0].file, "a");
+}
+
 TEST(CheckpointFaults, TensorsThatDoNotFit) {
   TemporaryFolder folder;
   save(folder.path(), {1, 1}, 1);

@@ -125,6 +125,17 @@ TEST(LrSchedule, Edges) {
   EXPECT_DOUBLE_EQ(schedule.lr(0), 1e-3) << "no length at all is no division by zero";
 }
 
+TEST(LrSchedule, InverseSquareRootStopsAtTheMinimum) {
+  const LrSchedule schedule = {.max_lr = 1e-3,
+                               .min_lr = 4e-4,
+                               .warmup = 4,
+                               .decay = 100,
+                               .style = LrSchedule::Style::kInverseSquareRoot};
+  EXPECT_DOUBLE_EQ(schedule.lr(16), 5e-4);
+  EXPECT_DOUBLE_EQ(schedule.lr(25), 4e-4);
+  EXPECT_DOUBLE_EQ(schedule.lr(64), 4e-4);
+}
+
 TEST(WeightDecaySchedule, Ramps) {
   WeightDecaySchedule schedule = {.start = 0.1, .end = 0.5, .increment = 10};
   EXPECT_EQ(schedule.weight_decay(0), 0.5);
