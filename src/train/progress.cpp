@@ -47,10 +47,17 @@ std::string duration(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
+// Three digits, always as wide: the bar beside it must not tremble.
 std::string rate(double x) {
-  if (x >= 1e6) return fmt::format("{:.3g}M", x / 1e6);
-  if (x >= 1e3) return fmt::format("{:.3g}k", x / 1e3);
-  return fmt::format("{:.3g}", x);
+  const double unit = x >= 1e6 ? 1e6 : x >= 1e3 ? 1e3 : 1;
+  const double value = x / unit;
+  return fmt::format("{:.{}f}{}", value,
+                     value < 10    ? 2
+                     : value < 100 ? 1
+                                   : 0,
+                     unit == 1e6   ? "M"
+                     : unit == 1e3 ? "k"
+                                   : "");
 }
 
 std::string filled(double fraction, int width, bool blocks) {
