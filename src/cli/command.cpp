@@ -23,6 +23,7 @@ constexpr std::array kCommands = {
     Command{"convert", "between Hugging Face folders and checkpoints", run_convert_command},
     Command{"tokenizer", "train a byte-level BPE tokenizer; encode and decode text", run_tokenizer},
     Command{"data", "make, inspect and sample token files (.bin/.idx)", run_data},
+    Command{"checkpoint", "what a checkpoint holds, and whether every byte is sound", run_checkpoint},
     Command{"doctor", "what this build and machine offer, and what is missing for what", run_doctor},
 };
 
