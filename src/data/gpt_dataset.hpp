@@ -67,20 +67,32 @@ struct GptSample {
   std::vector<std::int32_t> borders;
 };
 
-class GptDataset {
+// Training samples by number: one dataset, or a blend of several.
+class SampleSet {
+ public:
+  virtual ~SampleSet() = default;
+  virtual std::int64_t size() const = 0;
+  // What all samples have in common: length, seed of their order, and so on.
+  virtual const GptDatasetOptions& options() const = 0;
+  // Where they come from, for messages.
+  virtual std::string name() const = 0;
+  // Fills `out`, reusing its memory; number in [0, size()). Any number of threads, each with its own `out`.
+  // An id outside the vocabulary is an Error that names file, document, id and vocabulary.
+  virtual void sample(std::int64_t number, GptSample& out) const = 0;
+};
+
+class GptDataset final : public SampleSet {
  public:
   // Builds the tables. documents: which of the source's documents to use.
   GptDataset(std::shared_ptr<const TokenSource> source, std::span<const std::int32_t> documents,
              std::optional<std::int64_t> samples, const GptDatasetOptions& options);
 
-  std::int64_t size() const { return static_cast<std::int64_t>(index_.shuffle.size()); }
-  const GptDatasetOptions& options() const { return options_; }
+  std::int64_t size() const override { return static_cast<std::int64_t>(index_.shuffle.size()); }
+  const GptDatasetOptions& options() const override { return options_; }
+  std::string name() const override { return source_->name(); }
+  void sample(std::int64_t number, GptSample& out) const override;
   const GptIndex& index() const { return index_; }
   const TokenSource& source() const { return *source_; }
-
-  // Fills `out`, reusing its memory. Any number of threads, each with its own `out`. An id outside the
-  // vocabulary is an Error that names file, document, id and vocabulary.
-  void sample(std::int64_t number, GptSample& out) const;
 
  private:
   void append_part(std::int64_t position, std::int64_t offset, std::int64_t count, GptSample& out) const;

@@ -22,14 +22,13 @@ std::vector<std::int64_t> microbatch_samples(const BatchShape& shape, std::int64
   return samples;
 }
 
-Loader::Loader(const GptDataset& dataset, SampleOrder order) : dataset_(dataset), order_(order) {}
+Loader::Loader(const SampleSet& dataset, SampleOrder order) : dataset_(dataset), order_(order) {}
 
 std::int64_t Loader::dataset_sample(std::int64_t global_sample) {
   const std::int64_t size = dataset_.size();
   if (order_ == SampleOrder::kSingle) {
     if (global_sample >= size)
-      fail("{}: sample {} was asked for, the dataset was built for {}", dataset_.source().name(),
-           global_sample, size);
+      fail("{}: sample {} was asked for, the dataset was built for {}", dataset_.name(), global_sample, size);
     return global_sample;
   }
   const std::int64_t epoch = global_sample / size;

@@ -45,13 +45,13 @@ struct Batch {
 enum class SampleOrder {
   kSingle,  // sample n is the dataset's number n; the dataset must hold all that are consumed
   kCyclic   // any number of epochs over the dataset's samples, each epoch in an order of its own (a function
-           // of the seed and the epoch's number only)
+            // of the seed and the epoch's number only)
 };
 
 // The dataset must live longer. Not for use by several threads at once.
 class Loader {
  public:
-  explicit Loader(const GptDataset& dataset, SampleOrder order = SampleOrder::kSingle);
+  explicit Loader(const SampleSet& dataset, SampleOrder order = SampleOrder::kSingle);
 
   // Global batch that starts at consumed_samples: microbatch `microbatch` of rank `dp_rank`. Fills `out`,
   // reusing its memory. In the kSingle order a sample beyond the dataset is an Error that names both numbers.
@@ -61,7 +61,7 @@ class Loader {
   std::int64_t dataset_sample(std::int64_t global_sample);
 
  private:
-  const GptDataset& dataset_;
+  const SampleSet& dataset_;
   SampleOrder order_;
   GptSample sample_;
   std::int64_t epoch_ = -1;  // whose order epoch_order_ holds
