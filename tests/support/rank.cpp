@@ -138,15 +138,29 @@ std::map<std::string, std::vector<double>> TestModel::gathered_gradients() {
   return all;
 }
 
-double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
-  if (a.size() != b.size()) return 1e30;
-  double difference = 0, scale = 1e-12;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    difference = std::max(difference, std::abs(a[i] - b[i]));
-    scale = std::max(scale, std::abs(b[i]));
-    if (std::isnan(a[i])) return 1e30;
+double gradient_difference(const Gradients& a, const Gradients& b, std::string* worst) {
+  double all = 0, elements = 0;
+  for (const auto& [name, values] : b) {
+    for (const double v : values) all += v * v;
+    elements += static_cast<double>(values.size());
   }
-  return difference / scale;
+  double largest = a.size() == b.size() ? 0 : 1e30;
+  for (const auto& [name, expected] : b) {
+    const auto found = a.find(name);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < expected.size() && found != a.end(); ++i) {
+      difference += (found->second[i] - expected[i]) * (found->second[i] - expected[i]);
+      norm += expected[i] * expected[i];
+    }
+    const double floor = 1e-3 * std::sqrt(all * static_cast<double>(expected.size()) / elements);
+    double ratio = std::sqrt(difference) / std::max(std::sqrt(norm), floor);
+    if (found == a.end() || found->second.size() != expected.size() || std::isnan(ratio)) ratio = 1e30;
+    if (ratio >= largest) {
+      largest = ratio;
+      *worst = name;
+    }
+  }
+  return largest;
 }
 
 }  // namespace weft::testing

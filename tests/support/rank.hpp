@@ -63,7 +63,10 @@ class TestModel {
   std::unique_ptr<ParamBuffer> buffer_;
 };
 
-// max |a − b| over max |b| (floor 1e-12).
-double relative_error(const std::vector<double>& a, const std::vector<double>& b);
+// The rule by which gradients of two layouts are compared: for each tensor ‖a − b‖ over the larger of ‖b‖ and
+// 1e-3 · ‖all of b‖ · √(its elements / all elements), so that a gradient that is zero but for rounding (a key
+// bias's) is held to the size of its fellows. Returns the worst tensor's ratio and puts its name in `worst`.
+using Gradients = std::map<std::string, std::vector<double>>;
+double gradient_difference(const Gradients& a, const Gradients& b, std::string* worst);
 
 }  // namespace weft::testing
