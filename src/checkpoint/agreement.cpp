@@ -15,9 +15,13 @@ void Agreement::all(const std::function<void()>& work) {
   } catch (const std::exception& e) {
     error = fmt::format("{}: {}", who_, e.what());
   }
-  for (const std::string& text : gather(error)) {
-    if (!text.empty()) throw Error(text);
-  }
+  const std::vector<std::string> errors = gather(error);
+  const auto first =
+      std::find_if(errors.begin(), errors.end(), [](const auto& text) { return !text.empty(); });
+  if (first == errors.end()) return;
+  failed_ = true;
+  if (first - errors.begin() == group_.rank()) throw Error(*first);
+  throw Aborted(*first);
 }
 
 std::vector<std::string> Agreement::gather(const std::string& text) {

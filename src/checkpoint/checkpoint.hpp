@@ -38,9 +38,9 @@ struct SaveOptions {
 // flushes, renames, then names it in the latest file; SAVE is on a file system that all ranks see. Returns
 // the folder.
 //
-// All or nothing: when any rank fails, every rank throws the same Error, which says the rank, path, errno's
-// text and byte counts; what was the latest checkpoint is untouched and still the latest. The bytes depend on
-// nothing but the values and the layout.
+// All or nothing: when any rank fails, all leave with one text, which says the rank, path, errno's text and
+// byte counts: that rank by an Error, the others by Aborted. What was the latest checkpoint is untouched and
+// still the latest. The bytes depend on nothing but the values and the layout.
 std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const ParamBuffer& buffer,
                                       const Optimizer& optimizer, const CheckpointMeta& meta,
                                       const std::filesystem::path& save, const SaveOptions& options = {});

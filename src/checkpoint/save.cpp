@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/checkpoint.hpp"
@@ -29,14 +30,31 @@ Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
   return local.slice_columns(0, part.real_count());
 }
 
-// Replicas share the work: parameter i is written by data-parallel rank i mod dp; what is whole on every
-// tensor-parallel rank by the first of them.
+// Replicas share the work: the data-parallel rank that writes each slot. The largest go first, each to the
+// rank that has least to do; all ranks find the same, because their slots have the same sizes.
+std::vector<int> writers_of(const ParamBuffer& buffer, int ranks) {
+  const std::vector<ParamBuffer::Slot>& slots = buffer.slots();
+  std::vector<std::size_t> order(slots.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return slots[a].elems > slots[b].elems; });
+  std::vector<std::int64_t> load(static_cast<std::size_t>(ranks));
+  std::vector<int> writers(slots.size());
+  for (const std::size_t i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += slots[i].elems;
+    writers[i] = static_cast<int>(least - load.begin());
+  }
+  return writers;
+}
+
+// What is whole on every tensor-parallel rank is written by the first of them.
 std::vector<Portion> portions_of_rank(const CheckpointGroups& groups, const ParamBuffer& buffer,
                                       const std::vector<Optimizer::State>& kinds, const std::string& file) {
+  const std::vector<int> writers = writers_of(buffer, groups.dp.size());
   std::vector<Portion> portions;
   for (std::size_t i = 0; i < buffer.slots().size(); ++i) {
-    if (i % static_cast<std::size_t>(groups.dp.size()) != static_cast<std::size_t>(groups.dp.rank()))
-      continue;
+    if (writers[i] != groups.dp.rank()) continue;
     const ParamBuffer::Slot& slot = buffer.slots()[i];
     for (const LogicalTensor& part : slot.param->parts()) {
       if (part.cut < 0 ? groups.tp.rank() != 0 : part.real_count() == 0) continue;
@@ -118,18 +136,9 @@ CheckpointInfo info_of(const CheckpointMeta& meta, const std::string& layout) {
   return info;
 }
 
-// Runs the steps of a save; when one fails (on every rank alike), removes what was begun.
-template <class Steps>
-void all_or_nothing(bool cleans_up, const fs::path& unfinished, const Steps& steps) {
-  try {
-    steps();
-  } catch (const Aborted&) {
-    throw;  // other ranks may still be writing
-  } catch (const Error&) {
-    std::error_code ignored;
-    if (cleans_up) fs::remove_all(unfinished, ignored);
-    throw;
-  }
+void remove_unfinished(const fs::path& unfinished) {
+  std::error_code ignored;
+  fs::remove_all(unfinished, ignored);
 }
 
 void prepare(const fs::path& unfinished) {
@@ -158,7 +167,7 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const Param
   Agreement ranks(lane, groups.world,
                   fmt::format("saving iteration {} failed on rank {} (dp {}, tp {})", meta.iteration,
                               groups.world.rank(), groups.dp.rank(), groups.tp.rank()));
-  all_or_nothing(first, unfinished, [&] {
+  try {
     ranks.all([&] {
       if (first) prepare(unfinished);
     });
@@ -178,7 +187,11 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const Param
       write_index(unfinished, info, shards);
       publish_iteration(save, meta.iteration);
     });
-  });
+  } catch (const Error&) {
+    // Only when all ranks have stopped; what a run that was aborted has begun is removed by the next try.
+    if (ranks.failed() && first) remove_unfinished(unfinished);
+    throw;
+  }
   if (first && options.keep_last > 0) delete_older(save, meta.iteration, options.keep_last);
   return save / iteration_folder(meta.iteration);
 }
@@ -199,8 +212,7 @@ fs::path write_weights(Lane& lane, const WeightSource& source, const CheckpointM
   }
 
   const fs::path unfinished = unfinished_folder(save, meta.iteration);
-  fs::path folder;
-  all_or_nothing(true, unfinished, [&] {
+  try {
     prepare(unfinished);
     std::vector<ShardText> shards;
     for (std::size_t i = 0; i < files.size(); ++i) {
@@ -225,9 +237,11 @@ fs::path write_weights(Lane& lane, const WeightSource& source, const CheckpointM
     }
     shards.push_back({.files = write_extra_files(unfinished, meta), .pieces = {}});
     write_index(unfinished, info_of(meta, R"({"ranks": 1, "dp": 1, "tp": 1})"), shards);
-    folder = publish_iteration(save, meta.iteration);
-  });
-  return folder;
+    return publish_iteration(save, meta.iteration);
+  } catch (...) {
+    remove_unfinished(unfinished);
+    throw;
+  }
 }
 
 }  // namespace weft
