@@ -10,7 +10,7 @@ set -euo pipefail
 # "a|b" means: whichever of these names this system knows.
 declare -A groups=(
   [build]="g++ cmake ninja-build ccache pkg-config libdnnl-dev|libonednn-dev|onednn-dev libfmt-dev nlohmann-json3-dev
-           libcli11-dev libtomlplusplus-dev|libtoml++-dev libpcre2-dev libxxhash-dev libgtest-dev"
+           libtomlplusplus-dev|libtoml++-dev libpcre2-dev libxxhash-dev libgtest-dev"
   [demo]="bible-kjv"
   [tidy]="clang-format clang-tidy"
 )
