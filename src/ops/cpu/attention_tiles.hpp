@@ -9,6 +9,7 @@
 #include "ops/cpu/random_mask.hpp"
 #include "ops/cpu/support.hpp"
 #include "ops/cpu/tile_product.hpp"
+#include "ops/cpu/transpose.hpp"
 
 namespace weft::ops::cpu {
 
@@ -24,11 +25,11 @@ struct AttentionSizes {
         q_heads(q.columns() / head_dim),
         kv_heads(k.columns() / head_dim),
         group(q_heads / kv_heads),
-        padded_dim(round_up(head_dim, kTileColumns<float>)),
+        padded_dim(round_up(head_dim, kPaddedColumns<float>)),
         tiles(ceil_div(group * queries, kQueryTile)) {}
   Index queries, keys, batch, head_dim, q_heads, kv_heads;
   Index group;       // query heads for each key/value head
-  Index padded_dim;  // rows of tiles reach to a multiple of kTileColumns
+  Index padded_dim;  // rows of tiles reach to a multiple of kPaddedColumns
   Index tiles;       // of query rows, for each (sample, key/value head)
 };
 
@@ -78,10 +79,11 @@ void load_rows(const T* in, Index stride, Index rows, Index head_dim, Index padd
 
 // out [head_dim][kQueryTile] = in [rows][padded_dim] transposed; columns past `rows` are 0.
 template <class A>
-void transpose_tile(const A* __restrict in, Index rows, Index head_dim, Index padded_dim, A* __restrict out) {
-  for (Index d = 0; d < head_dim; ++d) {
-    for (Index i = 0; i < rows; ++i) out[d * kQueryTile + i] = in[i * padded_dim + d];
-    for (Index i = rows; i < kQueryTile; ++i) out[d * kQueryTile + i] = 0;
+void transpose_tile(const A* in, Index rows, Index head_dim, Index padded_dim, A* out) {
+  constexpr Index kLanes = Vector<A>::kLanes;
+  for (Index i = 0; i < kQueryTile; i += kLanes) {
+    const Index lines = std::clamp<Index>(rows - i, 0, kLanes);
+    transpose_lines<A>(in + i * padded_dim, padded_dim, lines, head_dim, out + i, kQueryTile);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
 #include "ops/cpu/tile_product.hpp"
+#include "ops/cpu/transpose.hpp"
 
 namespace weft::ops::cpu {
 namespace {
@@ -14,110 +15,125 @@ namespace {
 constexpr Index kDepth = 256;     // of k at a time: a panel of b (16 columns) stays in L1
 constexpr Index kBlockRows = 96;  // rows of packed a at a time: they stay in L2
 
+constexpr Index kSlack = 16;
+
 struct Tiling {
   Index rows, columns;   // of a tile of c
   Index across, pieces;  // tiles in a row of tiles; all tiles
   int slots;
 };
 
-// Large tiles pack less; there should be a few for each worker.
-Tiling choose_tiling(const Lane& lane, Index m, Index n, Index unit) {
+// Large tiles pack less; there should be a few for each worker. Borders are multiples of every kernel's tile.
+Tiling choose_tiling(const Lane& lane, Index m, Index n) {
+  constexpr Index kRows = Wide::kRows, kColumns = kPaddedColumns<float>;
   const int threads = lane.workers.threads();
-  Index rows = std::min<Index>(round_up(m, kTileRows), 384),
-        columns = std::min<Index>(round_up(n, unit), 512);
+  Index rows = std::min<Index>(round_up(m, kRows), 384),
+        columns = std::min<Index>(round_up(n, kColumns), 512);
   while (ceil_div(m, rows) * ceil_div(n, columns) < 3 * threads && std::max(rows, columns) > 48) {
     if (rows >= columns) {
-      rows = round_up(ceil_div(rows, 2), kTileRows);
+      rows = round_up(ceil_div(rows, 2), kRows);
     } else {
-      columns = round_up(ceil_div(columns, 2), unit);
+      columns = round_up(ceil_div(columns, 2), kColumns);
     }
   }
   // Even tiles: no thin last row or column of tiles.
-  rows = round_up(ceil_div(m, ceil_div(m, rows)), kTileRows);
-  columns = round_up(ceil_div(n, ceil_div(n, columns)), unit);
+  rows = round_up(ceil_div(m, ceil_div(m, rows)), kRows);
+  columns = round_up(ceil_div(n, ceil_div(n, columns)), kColumns);
   Tiling t{rows, columns, ceil_div(n, columns), 0, 0};
   t.pieces = ceil_div(m, rows) * t.across;
   t.slots = static_cast<int>(std::min<Index>(threads, t.pieces));
   return t;
 }
 
-// Elements of one slot: packed a, packed b, and the tile of c where it is not summed in place.
+// Elements of one slot: packed a, packed b (each with room for one vector more), and the tile of c where it
+// is not summed in place.
 template <class A>
 Index slot_elements(const Tiling& t, bool own_c) {
-  return kDepth * (t.rows + t.columns) + (own_c ? t.rows * t.columns : 0);
+  return kDepth * (t.rows + t.columns) + 2 * kSlack + (own_c ? t.rows * t.columns : 0);
 }
 
 // Panels of Width "lines" (rows of a, columns of b): out[panel][p][line]. `line_stride` and `depth_stride`
-// say where element (line, p) lies. Lines past `lines` become zeros.
+// say where element (line, p) lies; one of them is 1. Lines past `lines` become zeros. Up to a vector past
+// the end is written.
 template <int Width, class T, class A>
 void pack(const T* in, Index line_stride, Index depth_stride, Index lines, Index depth, A* out) {
+  constexpr Index kLanes = Vector<A>::kLanes;
+  if (line_stride == 1) {
+    // A row of `in` at a time, spread over the panels: memory is read in long runs.
+    for (Index p = 0; p < depth; ++p) {
+      const T* __restrict from = in + p * depth_stride;
+      A* __restrict to = out + p * Width;
+      Index first = 0;
+      for (; first + Width <= lines; first += Width) {
+        for (Index i = 0; i < Width; ++i) to[first * depth + i] = to_acc(from[first + i]);
+      }
+      if (first == lines) continue;
+      for (Index i = 0; i < Width; ++i)
+        to[first * depth + i] = first + i < lines ? to_acc(from[first + i]) : A{0};
+    }
+    return;
+  }
   for (Index first = 0; first < lines; first += Width, out += depth * Width) {
-    const T* panel = in + first * line_stride;
-    const Index count = std::min<Index>(Width, lines - first);
-    if (count < Width) std::fill(out, out + depth * Width, A{0});
-    if (line_stride == 1) {
-      for (Index p = 0; p < depth; ++p) {
-        const T* __restrict from = panel + p * depth_stride;
-        A* __restrict to = out + p * Width;
-        if (count == Width) {
-          for (Index i = 0; i < Width; ++i) to[i] = to_acc(from[i]);
-        } else {
-          for (Index i = 0; i < count; ++i) to[i] = to_acc(from[i]);
-        }
-      }
-    } else {
-      // Eight of k at a time: each line is read by whole vectors and written down the panel.
-      constexpr Index kRun = 8;
-      Index p = 0;
-      for (; p + kRun <= depth; p += kRun) {
-        for (Index i = 0; i < count; ++i) {
-          const T* __restrict from = panel + i * line_stride + p;
-          A* __restrict to = out + p * Width + i;
-          for (Index q = 0; q < kRun; ++q) to[q * Width] = to_acc(from[q]);
-        }
-      }
-      for (; p < depth; ++p) {
-        for (Index i = 0; i < count; ++i) out[p * Width + i] = to_acc(panel[i * line_stride + p]);
-      }
+    // The last vector of a row reaches into the next one, so it is written before what is there.
+    for (Index part = (Width - 1) / kLanes * kLanes; part >= 0; part -= kLanes) {
+      const Index count = std::clamp<Index>(std::min<Index>(Width, lines - first) - part, 0, kLanes);
+      transpose_lines<A>(in + (first + part) * line_stride, line_stride, count, depth, out + part, Width);
     }
   }
 }
 
-template <class A>
-void multiply_panels(Index m, Index n, Index depth, const A* a, const A* b, A* c, Index ldc,
-                     bool accumulate) {
-  constexpr Index kColumns = kTileColumns<A>;
+template <class Isa, class A>
+[[gnu::always_inline]] inline void multiply_panels(Index m, Index n, Index depth, const A* a, const A* b,
+                                                   A* c, Index ldc, bool accumulate) {
+  constexpr Index kColumns = kTileColumns<Isa, A>;
   for (Index block = 0; block < m; block += kBlockRows) {
     const Index block_end = std::min(m, block + kBlockRows);
     for (Index j = 0; j < n; j += kColumns) {
       const A* panel = b + j * depth;
-      for (Index i = block; i < block_end; i += kTileRows) {
-        const int rows = static_cast<int>(std::min<Index>(kTileRows, m - i));
+      for (Index i = block; i < block_end; i += Isa::kRows) {
+        const Index rows = std::min<Index>(Isa::kRows, m - i);
+        A* out = c + i * ldc + j;
         if (n - j >= kColumns) {
-          register_tile(rows, depth, a + i * depth, 1, kTileRows, panel, kColumns, c + i * ldc + j, ldc,
-                        accumulate);
+          register_rows<Isa>(rows, depth, a + i * depth, 1, Isa::kRows, panel, kColumns, out, ldc,
+                             accumulate);
           continue;
         }
-        A edge[kTileRows * kColumns];
-        register_tile(rows, depth, a + i * depth, 1, kTileRows, panel, kColumns, edge, kColumns, false);
+        A edge[Isa::kRows * kColumns];
+        register_rows<Isa>(rows, depth, a + i * depth, 1, Isa::kRows, panel, kColumns, edge, kColumns, false);
         for (Index r = 0; r < rows; ++r) {
-          A* out = c + (i + r) * ldc + j;
-          for (Index s = 0; s < n - j; ++s)
-            out[s] = accumulate ? out[s] + edge[r * kColumns + s] : edge[r * kColumns + s];
+          for (Index s = 0; s < n - j; ++s) {
+            const A sum = edge[r * kColumns + s];
+            out[r * ldc + s] = accumulate ? out[r * ldc + s] + sum : sum;
+          }
         }
       }
     }
   }
 }
 
+template <class A>
+WEFT_WIDE_TARGET void multiply_wide(Index m, Index n, Index depth, const A* a, const A* b, A* c, Index ldc,
+                                    bool accumulate) {
+  multiply_panels<Wide>(m, n, depth, a, b, c, ldc, accumulate);
+}
+
+template <class Isa, class A>
+void multiply(Index m, Index n, Index depth, const A* a, const A* b, A* c, Index ldc, bool accumulate) {
+  if constexpr (std::same_as<Isa, Wide>) {
+    multiply_wide(m, n, depth, a, b, c, ldc, accumulate);
+  } else {
+    multiply_panels<Isa>(m, n, depth, a, b, c, ldc, accumulate);
+  }
+}
+
 // T: a and b; O: c.
-template <class T, class O>
+template <class Isa, class T, class O>
 void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
   using A = accumulator_t<T>;
-  constexpr Index kColumns = kTileColumns<A>;
+  constexpr Index kColumns = kTileColumns<Isa, A>;
   constexpr bool kInPlace = std::same_as<O, A>;
   const Index m = g.m(), n = g.n(), k = g.k();
-  const Tiling t = choose_tiling(lane, m, n, kColumns);
+  const Tiling t = choose_tiling(lane, m, n);
   const T* a = g.a.data<T>();
   const T* b = g.b.data<T>();
   const T* bias = g.bias.defined() ? g.bias.data<T>() : nullptr;
@@ -133,7 +149,7 @@ void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
   lane.workers.parallel_for(t.pieces, 1, [&](Index piece, Index) {
     const Slots::Lease slot(slots);
     A* packed_a = memory + slot.index() * slot_size;
-    A* packed_b = packed_a + kDepth * t.rows;
+    A* packed_b = packed_a + kDepth * t.rows + kSlack;
     const Index i0 = piece / t.across * t.rows, j0 = piece % t.across * t.columns;
     const Index rows = std::min(t.rows, m - i0), columns = std::min(t.columns, n - j0);
     A* sums;
@@ -142,15 +158,15 @@ void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
       sums = c + i0 * g.c.ld() + j0;
       lds = g.c.ld();
     } else {
-      sums = packed_b + kDepth * t.columns;
+      sums = packed_b + kDepth * t.columns + kSlack;
       lds = t.columns;
     }
     bool accumulate = kInPlace && g.beta != 0;
     for (Index p = 0; p < k || p == 0; p += kDepth) {
       const Index depth = std::min(kDepth, k - p);
-      pack<kTileRows>(a + i0 * a_line + p * a_depth, a_line, a_depth, rows, depth, packed_a);
+      pack<Isa::kRows>(a + i0 * a_line + p * a_depth, a_line, a_depth, rows, depth, packed_a);
       pack<kColumns>(b + j0 * b_line + p * b_depth, b_line, b_depth, columns, depth, packed_b);
-      multiply_panels(rows, columns, depth, packed_a, packed_b, sums, lds, accumulate);
+      multiply<Isa>(rows, columns, depth, packed_a, packed_b, sums, lds, accumulate);
       accumulate = true;
     }
     if (kInPlace && bias == nullptr) return;
@@ -168,17 +184,19 @@ void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
 
 std::int64_t gemm_scratch(const Lane& lane, const Gemm& g) {
   const bool wide = g.a.dtype() == DType::kF64;
-  const Tiling t = choose_tiling(lane, g.m(), g.n(), wide ? kTileColumns<double> : kTileColumns<float>);
+  const Tiling t = choose_tiling(lane, g.m(), g.n());
   const bool own_c = g.c.dtype() != accumulator_of(g.a.dtype());
   return t.slots * slot_elements<float>(t, own_c) * (wide ? 8 : 4);
 }
 
 void gemm(Lane& lane, const Gemm& g, const Tensor& scratch) {
+  const bool own_c = g.c.dtype() != accumulator_of(g.a.dtype());
   visit_floating(g.a.dtype(), [&]<class T>(T) {
-    if (g.c.dtype() == accumulator_of(g.a.dtype())) {
-      run<T, accumulator_t<T>>(lane, g, scratch);
+    using A = accumulator_t<T>;
+    if (has_wide_vectors()) {
+      own_c ? run<Wide, T, T>(lane, g, scratch) : run<Wide, T, A>(lane, g, scratch);
     } else {
-      run<T, T>(lane, g, scratch);
+      own_c ? run<Narrow, T, T>(lane, g, scratch) : run<Narrow, T, A>(lane, g, scratch);
     }
   });
 }
