@@ -31,9 +31,19 @@ constexpr const char* kSummary =
     "Trains GPT-family models at scale in one native program.\n"
     "Exit status: 0 done, 1 failed while running, 2 usage, configuration or unreadable input.";
 
-void report(const std::string& who, const std::string& problem) {
-  const std::string line = who + ": " + problem + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
+// Every line of a problem begins with who has it; control characters that came from the input are not sent
+// on.
+void report(const std::string& who, std::string_view problem) {
+  std::string text;
+  for (std::size_t begin = 0; begin <= problem.size();) {
+    const std::size_t end = std::min(problem.find('\n', begin), problem.size());
+    std::string line(problem.substr(begin, end - begin));
+    std::replace_if(
+        line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+    text += who + ": " + line + '\n';
+    begin = end + 1;
+  }
+  std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
 }  // namespace
@@ -60,24 +70,26 @@ bool answered(OptionSet& options, Args args) {
 
 int run_one_of(const std::string& program, const std::string& summary, std::span<const Command> commands,
                Args args) {
-  if (args.empty() || args.front() == "--help" || args.front() == "-h" || args.front() == "help") {
+  const auto usage = [&] {
     std::string text = fmt::format("Usage: {} COMMAND [options]\n{}\n\n", program, summary);
     for (const Command& command : commands)
       text += fmt::format("  {:<12}{}\n", command.name, command.summary);
-    text += fmt::format("\n{} COMMAND --help shows the options of a command.\n", program);
-    if (args.empty()) throw ConfigError("a command is needed\n" + text);
-    print(text);
+    return text + fmt::format("\n{} COMMAND --help shows the options of a command.\n", program);
+  };
+  if (!args.empty() && (args.front() == "--help" || args.front() == "-h" || args.front() == "help")) {
+    print(usage());
     return 0;
   }
-  const std::string& name = args.front();
   std::vector<std::string> names;
-  for (const Command& command : commands) {
-    if (name == command.name) return command.run(args.subspan(1));
-    names.emplace_back(command.name);
-  }
   std::string all;
-  for (const std::string& known : names) all += (all.empty() ? "" : ", ") + known;
-  config_fail("unknown command '{}'{} (there are: {})", name, did_you_mean(nearest_name(name, names)), all);
+  for (const Command& command : commands) {
+    if (!args.empty() && args.front() == command.name) return command.run(args.subspan(1));
+    names.emplace_back(command.name);
+    all += (all.empty() ? "" : ", ") + names.back();
+  }
+  if (args.empty()) config_fail("a command is needed: {} ({} --help says more)", all, program);
+  config_fail("unknown command '{}'{} (there are: {})", args.front(),
+              did_you_mean(nearest_name(args.front(), names)), all);
 }
 
 int run_command_line(Args args) {

@@ -69,6 +69,7 @@ std::string nearest_name(std::string_view typed, std::span<const std::string> kn
   double least = std::max(2.0, 0.4 * static_cast<double>(typed.size()));  // beyond this a guess does not help
   for (const std::string& name : known) {
     const double distance = name_distance(typed, name);
+    if (distance >= static_cast<double>(typed.size())) continue;  // no letter in common
     if (distance < least || (distance == least && best.empty())) {
       least = distance;
       best = name;

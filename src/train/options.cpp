@@ -10,6 +10,8 @@ namespace {
 constexpr std::int64_t kLargestCount = std::int64_t{1} << 53;
 constexpr Integers kSize{.low = 1};
 constexpr Integers kSizeOrNone{.low = 0};
+// Products of three of them fit 64 bits.
+constexpr Integers kRanks{.low = 1, .high = std::int64_t{1} << 20};
 constexpr Integers kCount{.low = 0, .high = kLargestCount};
 
 }  // namespace
@@ -105,7 +107,9 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                   {"threads", ParallelConfig::Launcher::kThreads},
                   {"mpi", ParallelConfig::Launcher::kMpi}},
                  "ranks are threads of this process, or processes of mpirun or srun");
-  options.integer("ranks", p.ranks, kSizeOrNone, "ranks in all; data parallel size = ranks / (tp pp cp)")
+  options
+      .integer("ranks", p.ranks, {.low = 0, .high = kRanks.high},
+               "ranks in all; data parallel size = ranks / (tp pp cp)")
       .also({"world-size", "num-ranks", "nproc", "data-parallel-size", "dp"})
       .otherwise("what the layout needs");
   options.choice("device", p.device,
@@ -114,18 +118,18 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                   {"cuda", ParallelConfig::Device::kCuda}},
                  "auto: cuda where build and machine have it");
   options
-      .integer("tensor-model-parallel-size", p.tensor_model_parallel_size, kSize,
+      .integer("tensor-model-parallel-size", p.tensor_model_parallel_size, kRanks,
                "tp: each matrix cut over N ranks")
       .also({"tp", "tensor-parallel"});
   options
-      .integer("pipeline-model-parallel-size", p.pipeline_model_parallel_size, kSize,
+      .integer("pipeline-model-parallel-size", p.pipeline_model_parallel_size, kRanks,
                "pp: layers cut into N stages")
       .also({"pp", "pipeline-parallel"});
   options
-      .integer("context-parallel-size", p.context_parallel_size, kSize, "cp: each sequence cut over N ranks")
+      .integer("context-parallel-size", p.context_parallel_size, kRanks, "cp: each sequence cut over N ranks")
       .also({"cp", "context-parallel"});
   options
-      .integer("expert-model-parallel-size", p.expert_model_parallel_size, kSize,
+      .integer("expert-model-parallel-size", p.expert_model_parallel_size, kRanks,
                "ep: experts spread over N ranks")
       .also({"ep", "expert-parallel"});
   options.flag("use-tp-pp-dp-mapping", p.use_tp_pp_dp_mapping,
@@ -146,7 +150,7 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                   {"zb-h1", ParallelConfig::Schedule::kZbH1},
                   {"zb-v", ParallelConfig::Schedule::kZbV}},
                  "order of the microbatches of a pipeline");
-  options.integer("num-virtual-stages-per-pipeline-rank", p.num_virtual_stages_per_pipeline_rank, kSize,
+  options.integer("num-virtual-stages-per-pipeline-rank", p.num_virtual_stages_per_pipeline_rank, kRanks,
                   "model chunks on each rank of an interleaved pipeline");
   options
       .real("distributed-timeout-seconds", p.distributed_timeout_seconds, Reals::positive(),

@@ -94,6 +94,8 @@ TEST_F(CommandLine, UnknownCommandsSuggestTheNearest) {
   EXPECT_NE(inner.err.find("weft data: unknown command 'inspct'; did you mean inspect?"), std::string::npos)
       << inner.err;
   EXPECT_EQ(weft({}).status, 2);
+  expect_all_lines_begin(weft({}).err, "weft: ");
+  expect_all_lines_begin(weft({"data", "inspect", "a\nb\tc"}).err, "weft data: ");
   EXPECT_EQ(weft({"data"}).status, 2);
 }
 

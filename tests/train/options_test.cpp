@@ -131,6 +131,7 @@ TEST(Options, EachBadWordOfTheCommandLineIsNamed) {
       {{"--bf16", "--no-bf16"}, {"--bf16", "twice", "true", "false"}},
       {{"--swiglu", "--squared-relu"},
        {"--activation", "silu", "squared_relu", "--swiglu", "--squared-relu"}},
+      {{"--context-parallel-size", "2097152"}, {"--context-parallel-size 2097152", "to 1048576"}},
       {{"--save"}, {"--save needs a value"}},
       {{"--save", "--bf16"}, {"--save needs a value"}},
       {{"--rampup-batch-size", "1", "2"}, {"--rampup-batch-size needs 3 values"}},
@@ -310,6 +311,8 @@ TEST(Nearest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest_name("minlr", names), "min-lr");
   EXPECT_EQ(nearest_name("laod", names), "load");
   EXPECT_EQ(nearest_name("something-else", names), "");
+  EXPECT_EQ(nearest_name("", names), "");
+  EXPECT_EQ(nearest_name("x", names), "");
   EXPECT_EQ(name_distance("lr", "lr"), 0);
 }
 
