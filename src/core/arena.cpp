@@ -1,6 +1,7 @@
 #include "core/arena.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -32,8 +33,8 @@ struct Arena::State {
   void* mapping = nullptr;  // to unmap, if this arena owns its memory
   std::size_t in_use = 0, high_water = 0, allocations = 0;
   Block* first = nullptr;
-  std::vector<Block*> spare;                   // nodes to use again
-  std::vector<std::unique_ptr<Block>> nodes;   // every node ever made
+  std::vector<Block*> spare;                  // nodes to use again
+  std::vector<std::unique_ptr<Block>> nodes;  // every node ever made
   // The last handle to a tensor may go in another thread (a collective's worker), so the list is guarded.
   mutable std::mutex mutex;
 
@@ -67,7 +68,9 @@ struct Arena::State {
 
 namespace detail {
 
-void retain(Block* block) { block->handles.fetch_add(1, std::memory_order_relaxed); }
+void retain(Block* block) {
+  block->handles.fetch_add(1, std::memory_order_relaxed);
+}
 
 void release(Block* block) {
   if (block->handles.fetch_sub(1, std::memory_order_acq_rel) == 1) block->owner->free_block(block);
@@ -77,7 +80,9 @@ void release(Block* block) {
 
 namespace {
 
-std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t n, std::size_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 
 }  // namespace
 
@@ -110,8 +115,8 @@ std::unique_ptr<Arena> Arena::meta() {
 
 Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
   State& s = *state_;
-  const std::size_t bytes =
-      round_up(std::max<std::size_t>(static_cast<std::size_t>(shape.elems()) * bytes_of(dtype), 1), kAlignment);
+  const std::size_t bytes = round_up(
+      std::max<std::size_t>(static_cast<std::size_t>(shape.elems()) * bytes_of(dtype), 1), kAlignment);
   std::unique_lock lock(s.mutex);
   Block* b = s.first;
   while (b != nullptr && (!b->free || b->bytes < bytes)) b = b->next;
@@ -121,8 +126,10 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
     for (const Item& item : largest(6)) {
       items += fmt::format("\n  {:>14} bytes in {:>6} x {}", item.bytes, item.count, item.what);
     }
-    fail("out of memory: {} {} needs {} bytes, but {} of the arena's {} bytes are in use; the largest items:{}", what,
-         to_string(shape), bytes, in_use(), capacity(), items);
+    fail(
+        "out of memory: {} {} needs {} bytes, but {} of the arena's {} bytes are in use; the largest "
+        "items:{}",
+        what, to_string(shape), bytes, in_use(), capacity(), items);
   }
   if (b->bytes > bytes) {
     Block* rest = s.node();
@@ -153,8 +160,12 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
   return t;
 }
 
-Device Arena::device() const { return state_->device; }
-std::size_t Arena::capacity() const { return state_->capacity; }
+Device Arena::device() const {
+  return state_->device;
+}
+std::size_t Arena::capacity() const {
+  return state_->capacity;
+}
 
 std::size_t Arena::in_use() const {
   const std::lock_guard lock(state_->mutex);
@@ -172,6 +183,16 @@ void Arena::reset_high_water() {
   for (const Block* b = state_->first; b != nullptr; b = b->next) {
     if (!b->free) state_->high_water = b->offset + b->bytes;
   }
+}
+
+std::size_t Arena::touched() const {
+  if (state_->mapping == nullptr) return 0;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> resident((state_->capacity + page - 1) / page);
+  if (mincore(state_->mapping, state_->capacity, resident.data()) != 0) return 0;
+  std::size_t pages = 0;
+  for (const unsigned char flags : resident) pages += flags & 1u;
+  return pages * page;
 }
 
 std::size_t Arena::allocations() const {

@@ -38,6 +38,8 @@ class Arena {
   std::size_t high_water() const;
   // Sets high_water() to the end of the highest live piece.
   void reset_high_water();
+  // Bytes of a host() arena whose pages have been touched; 0 for other memory.
+  std::size_t touched() const;
   // Calls of alloc() since construction.
   std::size_t allocations() const;
 

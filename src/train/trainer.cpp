@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <mutex>
 
 #include "comm/local/launcher.hpp"
 #include "core/log.hpp"
@@ -222,6 +224,15 @@ MemoryPlan plan_run(const TrainConfig& config, const RunSchedule& schedule, cons
                        threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
 }
 
+// A line of /proc/self/status ("VmRSS", "VmHWM"), in bytes; 0 where there is none.
+std::size_t process_memory(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
 TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
   const Mesh mesh({.tp = static_cast<int>(config.parallel.tensor_model_parallel_size),
@@ -233,7 +244,10 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   Workers workers(threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
   Lane lane{*arena, workers, {}};
   RankRun rank(run, mesh, lane, {world, *dp, *tp});
-  return rank.train();
+  TrainSummary summary = rank.train();
+  summary.planned_bytes = arena->capacity();
+  summary.touched_bytes = arena->touched();
+  return summary;
 }
 
 }  // namespace
@@ -260,13 +274,29 @@ TrainSummary run_training(TrainConfig config) {
   const StopSignals signals;
   const Run run{std::move(config), std::move(data), schedule, plan, &signals};
   TrainSummary summary;
+  std::mutex mutex;
+  const std::size_t before = process_memory("VmRSS");
   run_local_ranks({.ranks = static_cast<int>(world_size(run.config.parallel)),
                    .timeout = std::chrono::milliseconds(
                        static_cast<std::int64_t>(run.config.parallel.distributed_timeout_seconds * 1000))},
                   [&](Communicator& world) {
-                    const TrainSummary mine = run_rank(run, world);
-                    if (world.rank() == 0) summary = mine;
+                    TrainSummary mine = run_rank(run, world);
+                    const std::lock_guard lock(mutex);
+                    mine.planned_bytes += summary.planned_bytes;
+                    mine.touched_bytes += summary.touched_bytes;
+                    if (world.rank() != 0) {
+                      summary.planned_bytes = mine.planned_bytes;
+                      summary.touched_bytes = mine.touched_bytes;
+                    } else {
+                      summary = mine;
+                    }
                   });
+  const std::size_t peak = process_memory("VmHWM");
+  summary.grown_bytes = peak > before ? peak - before : 0;
+  log_info("memory: planned {:.1f} MiB for {} ranks, touched {:.1f} MiB, the process grew by {:.1f} MiB",
+           static_cast<double>(summary.planned_bytes) / (1 << 20), world_size(run.config.parallel),
+           static_cast<double>(summary.touched_bytes) / (1 << 20),
+           static_cast<double>(summary.grown_bytes) / (1 << 20));
   return summary;
 }
 

@@ -16,6 +16,9 @@ struct TrainSummary {
   double tokens_per_second = 0;      // over all steps of this run, without evaluations and saves
   std::optional<double> valid_loss;  // nats per token
   std::optional<TextBaselines> baselines;
+  // Memory: what the plan said for all ranks of this process, how much of it was touched, and by how much the
+  // process grew over its size before the first rank started (VmHWM − VmRSS).
+  std::size_t planned_bytes = 0, touched_bytes = 0, grown_bytes = 0;
   int signal = 0;  // the signal that ended the run after a clean save
 };
 

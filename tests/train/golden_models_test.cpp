@@ -31,6 +31,10 @@ struct Layout {
   std::string family;
   int tp, dp;
 };
+// For GoogleTest's messages.
+void PrintTo(const Layout& layout, std::ostream* out) {
+  *out << layout.family << " tp " << layout.tp << " dp " << layout.dp;
+}
 std::string name_of_layout(const ::testing::TestParamInfo<Layout>& info) {
   return info.param.family + "_tp" + std::to_string(info.param.tp) + "_dp" + std::to_string(info.param.dp);
 }
@@ -74,12 +78,16 @@ TEST_P(HuggingFaceModels, LogitsLossAndGradients) {
   EXPECT_EQ(out.names().size(), gradients.names().size() + 2);
 }
 
+// transformers' own bf16 run of these models differs from the fp32 reference by up to 0.18 (llama) and 0.26
+// (llama3_rope_tied), rms 0.030 and 0.036, and in the loss by up to 4e-3.
 TEST_P(HuggingFaceModels, Bf16StaysWithinItsRounding) {
   run_score(score("bf16"));
   const SafetensorsFile out(scratch_ / "out.safetensors");
-  EXPECT_LT(difference(out.get("logits"), reference_.get("logits")).max, 0.1);
-  EXPECT_GT(difference(out.get("logits"), reference_.get("logits")).max, 1e-4);  // it is bf16
-  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 2e-2);
+  const auto logits = difference(out.get("logits"), reference_.get("logits"));
+  EXPECT_LT(logits.max, 0.2);
+  EXPECT_LT(logits.rms, 0.035);
+  EXPECT_GT(logits.max, 1e-3);  // it is bf16
+  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 1e-2);
 }
 
 TEST_P(HuggingFaceModels, AdamWTrajectory) {
