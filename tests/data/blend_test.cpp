@@ -33,7 +33,8 @@ nlohmann::json golden_case(const std::string& name) {
 
 TEST(Blend, OrdersAreMegatrons) {
   const SafetensorsFile file(golden("data/blending_indices.safetensors"));
-  for (const auto& [name, weights] : golden_case("blending_indices")["weights"].items())
+  const auto cases = golden_case("blending_indices");
+  for (const auto& [name, weights] : cases["weights"].items())
     for (const int size : {20, 257, 1000})
       expect_index(blend_by_weight(weights.get<std::vector<double>>(), size), file,
                    fmt::format("{}.n{}.", name, size));

@@ -70,7 +70,8 @@ TEST(Tokenizer, ReadsVocabAndMerges) {
       Tokenizer::load_vocab_and_merges(folder / "vocab.json", folder / "merges.txt", specials);
   const Tokenizer one = Tokenizer::load(folder / "tokenizer.json");
   EXPECT_EQ(two.vocab_size(), one.vocab_size());
-  for (const json& c : json::parse(slurp(folder / "encodings.json"))["encode"])
+  const json reference = json::parse(slurp(folder / "encodings.json"));
+  for (const json& c : reference["encode"])
     EXPECT_EQ(two.encode(c["text"].get<std::string>()), c["ids"].get<Ids>());
 }
 
