@@ -20,7 +20,7 @@ test: configure   ## build everything and run every test
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@scripts/run_ctest.sh $(BUILD)
 
-bench: configure  ## time the operations and a training step against their floors
+bench: deps-bench configure  ## time the operations
 	@scripts/bench.sh $(BUILD) $(JOBS)
 
 sanitize: deps    ## address + undefined on the fast tests, thread sanitizer on the communicators
