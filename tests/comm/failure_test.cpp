@@ -129,8 +129,7 @@ TEST(Failure, TimeoutNamesTheAbsentRank) {
   const bool on_dp = error.find("group 'dp' (ranks 3 2 1 0): all_reduce(BF16 [4], sum)") != std::string::npos;
   const bool on_tp = error.find("group 'tp' (ranks 2 3): all_reduce(F32 [1], sum)") != std::string::npos;
   EXPECT_TRUE(on_dp || on_tp) << error;
-  if (on_dp)
-    expect_parts(error, {"ranks 3 2", "rank 3: all_reduce #0 in group 'tp', now waiting"});
+  if (on_dp) expect_parts(error, {"ranks 3 2", "rank 3: all_reduce #0 in group 'tp', now waiting"});
   if (on_tp) expect_parts(error, {"rank 2 has not joined it"});
 }
 
