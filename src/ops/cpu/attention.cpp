@@ -104,21 +104,34 @@ void forward_tile(const AttentionSizes& z, const AttentionOptions& options, cons
   }
 }
 
-// Σ x[i] y[i] in eight lanes.
-template <class A>
-A dot(const A* __restrict x, const A* __restrict y, Index n) {
-  A lanes[16] = {};
-  Index i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (Index l = 0; l < 16; ++l) lanes[l] += x[i + l] * y[i + l];
+// Σ x[c] y[c], y converted on the way.
+template <class A, class T>
+A dot(const A* x, const T* y, Index n) {
+  using V = typename Vector<A>::type;
+  constexpr Index kLanes = Vector<A>::kLanes;
+  V even{}, odd{};
+  Index c = 0;
+  for (; c + 2 * kLanes <= n; c += 2 * kLanes) {
+    even += load_vector<A>(x + c) * load_vector<A>(y + c);
+    odd += load_vector<A>(x + c + kLanes) * load_vector<A>(y + c + kLanes);
   }
-  for (Index l = 0; i + l < n; ++l) lanes[l] += x[i + l] * y[i + l];
+  even += odd;
   A sum = 0;
-  for (Index l = 0; l < 16; ++l) sum += lanes[l];
+  for (Index l = 0; l < kLanes; ++l) sum += even[l];
+  for (; c < n; ++c) sum += x[c] * to_acc(y[c]);
   return sum;
 }
 
-// The same for few rows. Uses t.q, t.out and t.k (one row at a time for types that need converting).
+// out[c] += factor · x[c]
+template <class A, class T>
+void add_scaled(A factor, const T* x, A* out, Index n) {
+  using V = typename Vector<A>::type;
+  constexpr Index kLanes = Vector<A>::kLanes;
+  Index c = 0;
+  for (; c + kLanes <= n; c += kLanes) *reinterpret_cast<V*>(out + c) += factor * load_vector<A>(x + c);
+  for (; c < n; ++c) out[c] += factor * to_acc(x[c]);
+}
+
 template <class T>
 void forward_few(const AttentionSizes& z, const AttentionOptions& options, const QueryTile& tile,
                  Index kv_head, const Tensor& k, const Tensor& v, const Tensor& q,
@@ -136,20 +149,12 @@ void forward_few(const AttentionSizes& z, const AttentionOptions& options, const
   const Index k_stride = z.batch * k.ld(), v_stride = z.batch * v.ld();
   const T* keys = k.data<T>() + tile.sample * k.ld() + kv_head * d;
   const T* values = v.data<T>() + tile.sample * v.ld() + kv_head * d;
-  const auto widened = [&](const T* row) -> const A* {
-    if constexpr (std::same_as<T, A>) {
-      return row;
-    } else {
-      convert(row, t.k, d);
-      return t.k;
-    }
-  };
   for (Index first = 0; first < tile.keys; first += kKeyTile) {
     const Index count = std::min(kKeyTile, tile.keys - first);
     for (Index j = 0; j < count; ++j) {
-      const A* key = widened(keys + (first + j) * k_stride);
+      const T* key = keys + (first + j) * k_stride;
       for (Index i = 0; i < tile.rows; ++i) {
-        scores[i][j] = first + j < tile.visible[i] ? dot(t.q + i * padded, key, d) : kLowest;
+        scores[i][j] = first + j < tile.visible[i] ? dot<A>(t.q + i * padded, key, d) : kLowest;
       }
     }
     for (Index i = 0; i < tile.rows; ++i) {
@@ -168,12 +173,8 @@ void forward_few(const AttentionSizes& z, const AttentionOptions& options, const
                      [&](Index j, Index i, A factor) { scores[i][j] *= factor; });
     }
     for (Index j = 0; j < count; ++j) {
-      const A* __restrict value = widened(values + (first + j) * v_stride);
-      for (Index i = 0; i < tile.rows; ++i) {
-        A* __restrict out = t.out + i * padded;
-        const A p = scores[i][j];
-        for (Index c = 0; c < d; ++c) out[c] += p * value[c];
-      }
+      const T* value = values + (first + j) * v_stride;
+      for (Index i = 0; i < tile.rows; ++i) add_scaled(scores[i][j], value, t.out + i * padded, d);
     }
   }
   for (Index i = 0; i < tile.rows; ++i) {

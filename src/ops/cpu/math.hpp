@@ -11,6 +11,14 @@
 
 namespace weft::ops::cpu {
 
+// condition ? a : b by masks: the compiler would turn a plain choice into a branch around the costlier side,
+// and a loop with branches does not vectorise.
+inline float select(bool condition, float a, float b) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) |
+                              (std::bit_cast<std::uint32_t>(b) & ~mask));
+}
+
 // 0 below −87.3 (where the result would be subnormal), infinity above 88.7; NaN stays NaN.
 inline float exp_of(float x) {
   constexpr float kLow = -87.33654f, kHigh = 88.72283f;
@@ -32,7 +40,7 @@ inline float exp_of(float x) {
   const float scale1 = std::bit_cast<float>((half + 127) << 23);
   const float scale2 = std::bit_cast<float>((whole - half + 127) << 23);
   const float y = p * scale1 * scale2;
-  return x < kLow ? 0.0f : (x > kHigh ? std::numeric_limits<float>::infinity() : y);
+  return select(x < kLow, 0.0f, select(x > kHigh, std::numeric_limits<float>::infinity(), y));
 }
 inline double exp_of(double x) {
   return std::exp(x);
@@ -48,7 +56,7 @@ inline float tanh_of(float x) {
   q = std::fma(q, s, -3.33333153e-1f);
   const float small = std::fma(q * s, a, a);
   const float large = 1.0f - 2.0f / (exp_of(2.0f * a) + 1.0f);
-  return std::copysign(a < 0.55f ? small : large, x);
+  return std::copysign(select(a < 0.55f, small, large), x);
 }
 inline double tanh_of(double x) {
   return std::tanh(x);
@@ -76,7 +84,7 @@ inline float erf_of(float x) {
   g = std::fma(g, t, -1.66447161e-4f);
   const float large = 1.0f - exp_of(g);
   // `a` itself where it is NaN, which no comparison above lets through.
-  return std::copysign(a != a ? a : (a < 0.9f ? small : large), x);
+  return std::copysign(select(a != a, a, select(a < 0.9f, small, large)), x);
 }
 inline double erf_of(double x) {
   return std::erf(x);
