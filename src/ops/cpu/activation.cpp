@@ -10,7 +10,7 @@ namespace {
 // f(x) and f'(x); both are short enough that asking for one of them costs little.
 template <Activation kKind, class A>
 struct Function {
-  static A value(A x) {
+  WEFT_ALWAYS_INLINE static A value(A x) {
     if constexpr (kKind == Activation::kGeluTanh) {
       return A(0.5) * x * (A{1} + tanh_of(inner(x)));
     } else if constexpr (kKind == Activation::kGeluErf) {
@@ -26,7 +26,7 @@ struct Function {
     }
   }
 
-  static A derivative(A x) {
+  WEFT_ALWAYS_INLINE static A derivative(A x) {
     if constexpr (kKind == Activation::kGeluTanh) {
       const A t = tanh_of(inner(x));
       return A(0.5) * (A{1} + t) +
@@ -51,7 +51,7 @@ struct Function {
 
  private:
   static constexpr A kTanhFactor = A(0.79788456080286535588);  // √(2/π)
-  static A inner(A x) { return kTanhFactor * (x + A(0.044715) * x * x * x); }
+  WEFT_ALWAYS_INLINE static A inner(A x) { return kTanhFactor * (x + A(0.044715) * x * x * x); }
 };
 
 template <class Body>

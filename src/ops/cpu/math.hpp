@@ -9,18 +9,20 @@
 #include <limits>
 #include <numbers>
 
+#include "ops/cpu/support.hpp"
+
 namespace weft::ops::cpu {
 
 // condition ? a : b by masks: the compiler would turn a plain choice into a branch around the costlier side,
 // and a loop with branches does not vectorise.
-inline float select(bool condition, float a, float b) {
+WEFT_ALWAYS_INLINE float select(bool condition, float a, float b) {
   const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) |
                               (std::bit_cast<std::uint32_t>(b) & ~mask));
 }
 
 // 0 below −87.3 (where the result would be subnormal), infinity above 88.7; NaN stays NaN.
-inline float exp_of(float x) {
+WEFT_ALWAYS_INLINE float exp_of(float x) {
   constexpr float kLow = -87.33654f, kHigh = 88.72283f;
   float clamped = x < kLow ? kLow : x;
   clamped = clamped > kHigh ? kHigh : clamped;
@@ -42,11 +44,11 @@ inline float exp_of(float x) {
   const float y = p * scale1 * scale2;
   return select(x < kLow, 0.0f, select(x > kHigh, std::numeric_limits<float>::infinity(), y));
 }
-inline double exp_of(double x) {
+WEFT_ALWAYS_INLINE double exp_of(double x) {
   return std::exp(x);
 }
 
-inline float tanh_of(float x) {
+WEFT_ALWAYS_INLINE float tanh_of(float x) {
   const float a = std::fabs(x);
   const float s = a * a;
   float q = -6.20743025e-3f;
@@ -58,11 +60,11 @@ inline float tanh_of(float x) {
   const float large = 1.0f - 2.0f / (exp_of(2.0f * a) + 1.0f);
   return std::copysign(select(a < 0.55f, small, large), x);
 }
-inline double tanh_of(double x) {
+WEFT_ALWAYS_INLINE double tanh_of(double x) {
   return std::tanh(x);
 }
 
-inline float erf_of(float x) {
+WEFT_ALWAYS_INLINE float erf_of(float x) {
   const float a = std::fabs(x);
   const float s = a * a;
   float q = 8.21545869e-5f;
@@ -86,12 +88,12 @@ inline float erf_of(float x) {
   // `a` itself where it is NaN, which no comparison above lets through.
   return std::copysign(select(a != a, a, select(a < 0.9f, small, large)), x);
 }
-inline double erf_of(double x) {
+WEFT_ALWAYS_INLINE double erf_of(double x) {
   return std::erf(x);
 }
 
 template <class A>
-inline A sigmoid_of(A x) {
+WEFT_ALWAYS_INLINE A sigmoid_of(A x) {
   return A{1} / (A{1} + exp_of(-x));
 }
 

@@ -15,6 +15,9 @@
 
 #include "core/lane.hpp"
 
+// For what loops must have inlined to vectorise: the compiler's own measure gives up on the longer ones.
+#define WEFT_ALWAYS_INLINE [[gnu::always_inline]] inline
+
 namespace weft::ops::cpu {
 
 using Index = std::int64_t;
@@ -37,16 +40,16 @@ decltype(auto) visit_floating(DType dtype, Body&& body) {
 }
 
 // To the accumulator type and back. Half precision goes through the conversion instructions of the baseline.
-inline float to_acc(float x) {
+WEFT_ALWAYS_INLINE float to_acc(float x) {
   return x;
 }
-inline double to_acc(double x) {
+WEFT_ALWAYS_INLINE double to_acc(double x) {
   return x;
 }
-inline float to_acc(bf16 x) {
+WEFT_ALWAYS_INLINE float to_acc(bf16 x) {
   return static_cast<float>(x);
 }
-inline float to_acc(f16 x) {
+WEFT_ALWAYS_INLINE float to_acc(f16 x) {
 #ifdef __F16C__
   return _cvtsh_ss(x.bits);
 #else
@@ -55,7 +58,7 @@ inline float to_acc(f16 x) {
 }
 
 template <class T, class A>
-inline T from_acc(A x) {
+WEFT_ALWAYS_INLINE T from_acc(A x) {
   if constexpr (std::same_as<T, f16>) {
 #ifdef __F16C__
     T y;

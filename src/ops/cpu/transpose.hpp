@@ -7,7 +7,7 @@
 namespace weft::ops::cpu {
 
 template <class A, class T>
-inline typename Vector<A>::type load_vector(const T* from) {
+WEFT_ALWAYS_INLINE typename Vector<A>::type load_vector(const T* from) {
   constexpr int kLanes = Vector<A>::kLanes;
   using V = typename Vector<A>::type;
   if constexpr (std::same_as<A, T>) {
@@ -28,7 +28,7 @@ inline typename Vector<A>::type load_vector(const T* from) {
   }
 }
 
-inline void transpose_block(Vector<float>::type (&r)[8]) {
+WEFT_ALWAYS_INLINE void transpose_block(Vector<float>::type (&r)[8]) {
   using V = Vector<float>::type;
   V s[8], t[8];
   for (int i = 0; i < 8; i += 2) {
@@ -47,7 +47,7 @@ inline void transpose_block(Vector<float>::type (&r)[8]) {
   }
 }
 
-inline void transpose_block(Vector<double>::type (&r)[4]) {
+WEFT_ALWAYS_INLINE void transpose_block(Vector<double>::type (&r)[4]) {
   using V = Vector<double>::type;
   const V a = __builtin_shufflevector(r[0], r[1], 0, 4, 2, 6),
           b = __builtin_shufflevector(r[0], r[1], 1, 5, 3, 7);
