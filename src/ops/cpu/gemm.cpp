@@ -4,6 +4,7 @@
 // or on the other rows.
 #include <algorithm>
 
+#include "ops/cpu/dnnl_gemm.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
 #include "ops/cpu/tile_product.hpp"
@@ -183,6 +184,7 @@ void run(Lane& lane, const Gemm& g, const Tensor& scratch) {
 }  // namespace
 
 std::int64_t gemm_scratch(const Lane& lane, const Gemm& g) {
+  if (dnnl_takes(g)) return dnnl_gemm_scratch(lane, g);
   const bool wide = g.a.dtype() == DType::kF64;
   const Tiling t = choose_tiling(lane, g.m(), g.n());
   const bool own_c = g.c.dtype() != accumulator_of(g.a.dtype());
@@ -190,6 +192,10 @@ std::int64_t gemm_scratch(const Lane& lane, const Gemm& g) {
 }
 
 void gemm(Lane& lane, const Gemm& g, const Tensor& scratch) {
+  if (dnnl_takes(g)) {
+    dnnl_gemm(lane, g, scratch);
+    return;
+  }
   const bool own_c = g.c.dtype() != accumulator_of(g.a.dtype());
   visit_floating(g.a.dtype(), [&]<class T>(T) {
     using A = accumulator_t<T>;
