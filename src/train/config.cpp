@@ -358,6 +358,8 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   refuse(p.use_distributed_optimizer && data_parallel_size(p) > 1, "--use-distributed-optimizer");
   refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
   refuse(p.launcher == ParallelConfig::Launcher::kMpi, "--launcher mpi");
+  refuse(c.data.reset_position_ids, "--reset-position-ids");
+  refuse(c.data.reset_attention_mask, "--reset-attention-mask");
   return list;
 }
 

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoint/checkpoint.hpp"
 #include "core/log.hpp"
@@ -13,31 +14,62 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+// The schedule that a run follows, as a checkpoint keeps it.
+Json to_json(const RunSchedule& s) {
+  return {{"lr", s.lr.max_lr},
+          {"min_lr", s.lr.min_lr},
+          {"lr_warmup_init", s.lr.init_lr},
+          {"lr_warmup_samples", s.lr.warmup},
+          {"lr_decay_samples", s.lr.decay},
+          {"lr_decay_style", static_cast<int>(s.lr.style)},
+          {"lr_wsd_decay_samples", s.lr.wsd_decay},
+          {"lr_wsd_decay_style", static_cast<int>(s.lr.wsd_style)},
+          {"start_weight_decay", s.weight_decay.start},
+          {"end_weight_decay", s.weight_decay.end},
+          {"weight_decay_incr_samples", s.weight_decay.increment},
+          {"weight_decay_incr_style", static_cast<int>(s.weight_decay.style)}};
+}
+
+void from_json(const Json& j, RunSchedule& s) {
+  s.lr.max_lr = j.at("lr");
+  s.lr.min_lr = j.at("min_lr");
+  s.lr.init_lr = j.at("lr_warmup_init");
+  s.lr.warmup = j.at("lr_warmup_samples");
+  s.lr.decay = j.at("lr_decay_samples");
+  s.lr.style = static_cast<LrSchedule::Style>(j.at("lr_decay_style").get<int>());
+  s.lr.wsd_decay = j.at("lr_wsd_decay_samples");
+  s.lr.wsd_style = static_cast<LrSchedule::WsdStyle>(j.at("lr_wsd_decay_style").get<int>());
+  s.weight_decay.start = j.at("start_weight_decay");
+  s.weight_decay.end = j.at("end_weight_decay");
+  s.weight_decay.increment = j.at("weight_decay_incr_samples");
+  s.weight_decay.style = static_cast<WeightDecaySchedule::Style>(j.at("weight_decay_incr_style").get<int>());
+}
+
 // What a run writes beside its tensors.
-std::string trainer_state(const TrainConfig& config, const Progress& progress, const LossScaler& scaler) {
-  const OptimizerConfig& o = config.optimizer;
-  const Json state = {
-      {"consumed_samples", progress.consumed_samples},
-      {"scheduled_samples", progress.scheduled_samples},
-      {"skipped", progress.skipped},
-      {"seed", config.training.seed},
-      {"loss_scaler",
-       {{"scale", scaler.state().scale},
-        {"clean", scaler.state().clean},
-        {"hysteresis_left", scaler.state().hysteresis_left},
-        {"floor_skips", scaler.state().floor_skips}}},
-      {"schedule",
-       {{"lr", o.lr},
-        {"min_lr", o.min_lr},
-        {"lr_decay_style", static_cast<int>(o.lr_decay_style)},
-        {"lr_decay_iters", o.lr_decay_iters},
-        {"lr_decay_samples", o.lr_decay_samples},
-        {"lr_warmup_iters", o.lr_warmup_iters},
-        {"lr_warmup_samples", o.lr_warmup_samples},
-        {"lr_warmup_fraction", o.lr_warmup_fraction},
-        {"lr_warmup_init", o.lr_warmup_init}}},
-  };
+std::string trainer_state(const TrainConfig& config, const RunSchedule& schedule, const Progress& progress,
+                          const LossScaler& scaler) {
+  const Json state = {{"consumed_samples", progress.consumed_samples},
+                      {"scheduled_samples", progress.scheduled_samples},
+                      {"skipped", progress.skipped},
+                      {"seed", config.training.seed},
+                      {"loss_scaler",
+                       {{"scale", scaler.state().scale},
+                        {"clean", scaler.state().clean},
+                        {"hysteresis_left", scaler.state().hysteresis_left},
+                        {"floor_skips", scaler.state().floor_skips}}},
+                      {"schedule", to_json(schedule)}};
   return state.dump();
+}
+
+// The trainer's part of a checkpoint that this run continues; nothing for one that holds weights alone
+// (--finetune, a converted model, a Hugging Face folder).
+std::optional<Json> continued_state(const TrainConfig& config) {
+  const CheckpointConfig& c = config.checkpoint;
+  if (c.load.empty() || c.finetune || !has_checkpoint(c.load)) return std::nullopt;
+  const CheckpointInfo info = read_checkpoint_info(c.load);
+  Json state = Json::parse(info.trainer);
+  if (!state.contains("consumed_samples")) return std::nullopt;
+  return state;
 }
 
 void check_seed(const Json& state, const TrainConfig& config) {
@@ -103,7 +135,7 @@ void use_loaded_model(TrainConfig& config) {
       config_fail(
           "the model options describe another model than --load {}: leave them out, or load another folder\n"
           "asked for: {}\nloaded:    {}",
-          config.checkpoint.load, to_json(asked), to_json(loaded));
+          config.checkpoint.load, weft::to_json(asked), weft::to_json(loaded));
     }
     config.model = asked;
   } else {
@@ -117,23 +149,47 @@ Progress start_run(const TrainConfig& config, Lane& lane, const Groups&, Engine&
     engine.initialize();
     return {};
   }
-  if (!has_checkpoint(c.load) || c.finetune) {
+  const std::optional<Json> state = continued_state(config);
+  if (!state) {
     load_weights(c.load, lane, engine);
     return {};
   }
   const CheckpointReader reader(c.load);
-  const Json state = Json::parse(reader.info().trainer);
-  check_seed(state, config);
   load_checkpoint(lane, reader, engine.buffer(), *engine.optimizer(), {.optimizer_state = !c.no_load_optim});
-  restore_scaler(state, engine.loss_scaler());
-  return progress_of(reader.info(), state);
+  restore_scaler(*state, engine.loss_scaler());
+  return progress_of(reader.info(), *state);
 }
 
-std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups,
-                     Engine& engine, const Progress& progress) {
+RunSchedule schedule_of_run(const TrainConfig& config) {
+  RunSchedule schedule = RunSchedule::from(config);
+  const std::optional<Json> state = continued_state(config);
+  if (!state) return schedule;
+  check_seed(*state, config);
+  const Json& kept = state->at("schedule");
+  const Json asked = to_json(schedule);
+  if (kept == asked || config.checkpoint.override_opt_param_scheduler) return schedule;
+  if (config.checkpoint.use_checkpoint_opt_param_scheduler) {
+    from_json(kept, schedule);
+    return schedule;
+  }
+  std::string differences;
+  for (const auto& [name, value] : asked.items()) {
+    if (kept.at(name) == value) continue;
+    differences += fmt::format("{}{} {} (checkpoint: {})", differences.empty() ? "" : ", ", name,
+                               value.dump(), kept.at(name).dump());
+  }
+  config_fail(
+      "the learning-rate schedule differs from the one in --load {}: {}; say --override-opt-param-scheduler "
+      "to "
+      "follow the new one or --use-checkpoint-opt-param-scheduler to keep the old one",
+      config.checkpoint.load, differences);
+}
+
+std::string save_run(const TrainConfig& config, const RunData& data, const RunSchedule& schedule, Lane& lane,
+                     const Groups& groups, Engine& engine, const Progress& progress) {
   CheckpointMeta meta{.iteration = progress.iteration,
-                      .model = to_json(config.model),
-                      .trainer = trainer_state(config, progress, engine.loss_scaler())};
+                      .model = weft::to_json(config.model),
+                      .trainer = trainer_state(config, schedule, progress, engine.loss_scaler())};
   if (!data.tokenizer_json.empty()) meta.extra_files["tokenizer.json"] = data.tokenizer_json;
   return save_checkpoint(
              lane, {groups.world, groups.dp, groups.tp}, engine.buffer(), *engine.optimizer(), meta,

@@ -17,9 +17,13 @@ void use_loaded_model(TrainConfig& config);
 // Initialises or loads the engine; where the run begins. Collective.
 Progress start_run(const TrainConfig& config, Lane& lane, const Groups& groups, Engine& engine);
 
+// The schedule of a run: from its options; where it continues a checkpoint, a ConfigError when the two differ
+// and no option says which one holds.
+RunSchedule schedule_of_run(const TrainConfig& config);
+
 // Writes a checkpoint; the folder written. Collective.
-std::string save_run(const TrainConfig& config, const RunData& data, Lane& lane, const Groups& groups,
-                     Engine& engine, const Progress& progress);
+std::string save_run(const TrainConfig& config, const RunData& data, const RunSchedule& schedule, Lane& lane,
+                     const Groups& groups, Engine& engine, const Progress& progress);
 
 // Holds the lock on --save while a run lives. Made before memory is taken: a ConfigError when the folder
 // cannot be written or another run holds it.

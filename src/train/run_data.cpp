@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "core/log.hpp"
+#include "data/blend.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/ngram.hpp"
 #include "data/text_corpus.hpp"
@@ -20,7 +21,7 @@ namespace fs = std::filesystem;
 // A GptDataset; validation may be read around its end again.
 class DatasetSource final : public SampleSource {
  public:
-  DatasetSource(std::unique_ptr<GptDataset> dataset, SampleOrder order)
+  DatasetSource(std::unique_ptr<SampleSet> dataset, SampleOrder order)
       : dataset_(std::move(dataset)), order_(order) {}
 
   std::unique_ptr<SampleReader> reader() const override {
@@ -31,7 +32,7 @@ class DatasetSource final : public SampleSource {
  private:
   class Reader final : public SampleReader {
    public:
-    Reader(const GptDataset& dataset, SampleOrder order) : loader_(dataset, order) {}
+    Reader(const SampleSet& dataset, SampleOrder order) : loader_(dataset, order) {}
     void load(const BatchShape& shape, std::int64_t consumed, std::int64_t microbatch, std::int64_t dp_rank,
               Batch& out) override {
       loader_.load(shape, consumed, microbatch, dp_rank, out);
@@ -40,9 +41,15 @@ class DatasetSource final : public SampleSource {
    private:
     Loader loader_;
   };
-  std::unique_ptr<GptDataset> dataset_;
+  std::unique_ptr<SampleSet> dataset_;
   SampleOrder order_;
 };
+
+// Null where there is no dataset.
+std::unique_ptr<SampleSource> dataset_source(std::unique_ptr<SampleSet> dataset, SampleOrder order) {
+  if (dataset == nullptr) return nullptr;
+  return std::make_unique<DatasetSource>(std::move(dataset), order);
+}
 
 std::int64_t training_samples(const TrainConfig& c) {
   return c.training.train_samples > 0 ? c.training.train_samples
@@ -151,12 +158,6 @@ RunData open_text(TrainConfig& config) {
 }
 
 RunData open_indexed(TrainConfig& config) {
-  if (config.data.data_path.size() != 1) {
-    config_fail(
-        "--data-path has {} parts: blends of several datasets are not built yet; merge them into one "
-        ".bin/.idx",
-        config.data.data_path.size());
-  }
   RunData run;
   GptDatasetOptions options = dataset_options(config);
   if (!config.data.tokenizer_model.empty()) {
@@ -166,14 +167,22 @@ RunData open_indexed(TrainConfig& config) {
     options.end_of_document = tokenizer.end_of_document();
     run.tokenizer_json = tokenizer.to_json();
   }
-  const auto source = std::make_shared<IndexedDataset>(config.data.data_path.front());
+  const BlendWords words = parse_blend(config.data.data_path);
+  std::vector<std::shared_ptr<const TokenSource>> sources;
+  for (const std::string& prefix : words.prefixes)
+    sources.push_back(std::make_shared<IndexedDataset>(prefix));
   const bool validate = config.training.eval_iters > 0 && config.training.eval_interval > 0;
-  GptSplits splits = build_gpt_splits(
-      source, config.data.split, SplitBy::kDocuments,
-      {training_samples(config), validate ? evaluation_samples(config) : 0, std::int64_t{0}}, options);
-  run.training = std::make_unique<DatasetSource>(std::move(splits.train), SampleOrder::kSingle);
-  if (splits.validation != nullptr) {
-    run.validation = std::make_unique<DatasetSource>(std::move(splits.validation), SampleOrder::kSingle);
+  const std::array<std::optional<std::int64_t>, 3> samples{
+      training_samples(config), validate ? evaluation_samples(config) : 0, std::int64_t{0}};
+  if (sources.size() == 1) {
+    GptSplits splits =
+        build_gpt_splits(sources.front(), config.data.split, SplitBy::kDocuments, samples, options);
+    run.training = dataset_source(std::move(splits.train), SampleOrder::kSingle);
+    run.validation = dataset_source(std::move(splits.validation), SampleOrder::kSingle);
+  } else {
+    BlendedSplits splits = build_blended_splits(sources, words.weights, config.data.split, samples, options);
+    run.training = dataset_source(std::move(splits.train), SampleOrder::kSingle);
+    run.validation = dataset_source(std::move(splits.validation), SampleOrder::kSingle);
   }
   return run;
 }

@@ -155,7 +155,8 @@ class RankRun {
   }
 
   void save() {
-    const std::string folder = save_run(config_, run_.data, lane_, groups_, engine_, progress_);
+    const std::string folder =
+        save_run(config_, run_.data, run_.schedule, lane_, groups_, engine_, progress_);
     if (reports()) log_info("saved {}", folder);
   }
 
@@ -260,9 +261,8 @@ TrainSummary run_training(TrainConfig config) {
     throw ConfigError(std::move(problems));
   }
   for (const std::string& note : notes_of(config)) log_info("{}", note);
+  const RunSchedule schedule = schedule_of_run(config);
   const SaveGuard guard = prepare_save_folder(config);
-
-  const RunSchedule schedule = RunSchedule::from(config);
   const MemoryPlan plan = plan_run(config, schedule, data);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
   log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}",
@@ -278,7 +278,8 @@ TrainSummary run_training(TrainConfig config) {
   const std::size_t before = process_memory("VmRSS");
   run_local_ranks({.ranks = static_cast<int>(world_size(run.config.parallel)),
                    .timeout = std::chrono::milliseconds(
-                       static_cast<std::int64_t>(run.config.parallel.distributed_timeout_seconds * 1000))},
+                       static_cast<std::int64_t>(run.config.parallel.distributed_timeout_seconds * 1000)),
+                   .grace = std::chrono::seconds(4)},
                   [&](Communicator& world) {
                     TrainSummary mine = run_rank(run, world);
                     const std::lock_guard lock(mutex);

@@ -130,7 +130,9 @@ TEST_P(HuggingFaceModels, AdamWTrajectory) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HuggingFaceModels,
                          ::testing::Values(Layout{"gpt2", 1, 1}, Layout{"gpt2", 1, 2}, Layout{"gpt2", 1, 3},
-                                           Layout{"gpt2", 1, 4}, Layout{"llama", 1, 1}, Layout{"llama", 1, 2},
+                                           Layout{"gpt2", 1, 4}, Layout{"gpt2", 2, 1}, Layout{"gpt2", 4, 2},
+                                           Layout{"llama", 2, 2}, Layout{"llama3_rope_tied", 2, 3},
+                                           Layout{"llama", 1, 1}, Layout{"llama", 1, 2},
                                            Layout{"llama", 1, 3}, Layout{"llama", 1, 4},
                                            Layout{"llama3_rope_tied", 1, 1}, Layout{"llama3_rope_tied", 1, 2},
                                            Layout{"llama3_rope_tied", 1, 3},

@@ -151,6 +151,44 @@ TEST_F(ResumeTest, AnotherSeedIsRefused) {
   }
 }
 
+// A schedule has one owner: the options, the checkpoint, or, when they differ and nobody says which, neither.
+TEST_F(ResumeTest, AnotherScheduleNeedsAWord) {
+  TrainConfig first = config(1, "schedule");
+  first.optimizer.lr = 6e-4;
+  first.optimizer.lr_warmup_iters = 0;
+  first.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
+  first.training.exit_interval = 3;
+  run_training(first);
+  TrainConfig second = first;
+  second.training.exit_interval = 0;
+  second.checkpoint.load = second.checkpoint.save;
+  second.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kCosine;
+  second.optimizer.min_lr = 6e-5;
+  try {
+    run_training(second);
+    FAIL() << "resumed with another schedule";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("min_lr 6e-05 (checkpoint: 0.0)"), std::string::npos)
+        << error.what();
+  }
+  second.checkpoint.override_opt_param_scheduler = true;
+  run_training(second);
+  EXPECT_NEAR(steps("schedule")[3].lr, 3.3e-4, 1e-9);  // cosine, 3 of 6 steps done
+  EXPECT_GT(steps("schedule")[4].lr, 6e-5);
+}
+
+// Weights alone (a converted checkpoint, --finetune) begin a new run.
+TEST_F(ResumeTest, WeightsAloneBeginANewRun) {
+  run_training(config(1, "first"));
+  TrainConfig tuned = config(2, "tuned");
+  tuned.checkpoint.load = folder_ / "first";
+  tuned.checkpoint.finetune = true;
+  tuned.optimizer.lr = 0;
+  EXPECT_EQ(run_training(tuned).iteration, kSteps);
+  EXPECT_TRUE(bytes_of("tuned", "weight") == bytes_of("first", "weight"));
+  EXPECT_FALSE(bytes_of("tuned", "exp_avg") == bytes_of("first", "exp_avg"));
+}
+
 TEST_F(ResumeTest, RowsThatFillABatchCountNowhere) {
   run_training(config(1, "even"));
   TrainConfig uneven = config(3, "uneven");  // 8 rows over 3 ranks × 2 rows
