@@ -123,15 +123,14 @@ void Group::run(Exchange& exchange) {
   } catch (const std::exception& e) {  // no memory, no threads
     error = Error(fmt::format("{} failed: {}", describe(exchange, exchange.calls[0]), e.what()));
   }
+  // Before the ranks can see it: who leaves because of it must find it reported already.
+  if (error) world_->fail(world_rank(exchange.participants[mismatch.first]), *error);
   {
     const std::lock_guard lock(mutex_);
     exchange.stage = error ? Stage::kFailed : Stage::kDone;
   }
   changed_.notify_all();
-  if (error) {
-    world_->fail(world_rank(exchange.participants[mismatch.first]), *error);
-    throw *error;
-  }
+  if (error) throw *error;
 }
 
 // Ranks of one colour form a group, ordered by (key, rank).
