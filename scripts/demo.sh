@@ -2,13 +2,13 @@
 # The demo, step by step: a King James Bible becomes a tokenizer, a training run on four ranks of this one process, a
 # loss curve and a paragraph of new text. `make demo` calls it after installing and building; nothing is downloaded.
 #
-#   WEFT=build/weft OUT=demo-run RANKS=4 ITERS=400 scripts/demo.sh
+#   WEFT=build/weft OUT=demo-run RANKS=4 ITERS=560 scripts/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 weft=${WEFT:-build/weft}
 out=${OUT:-demo-run}
 ranks=${RANKS:-4}
-iters=${ITERS:-400}
+iters=${ITERS:-560}
 started=${STARTED:-$(date +%s)}
 
 step() { printf '\n== %s\n' "$*"; }
@@ -43,7 +43,7 @@ for name in valid_loss unigram bigram bits_per_byte tokens_per_second; do
   [[ -n $value ]] || { echo "demo failed: training printed no $name" >&2; exit 1; }
   summary+=" $name=$value"
 done
-# A model that has learned anything beyond word pairs beats the table of word pairs.
-LC_ALL=C awk -v valid="$(result valid_loss)" -v bigram="$(result bigram)" 'BEGIN { exit !(valid + 0 < bigram + 0) }' ||
-  { echo "demo failed: validation loss $(result valid_loss) is not below the bigram table's $(result bigram)" >&2; exit 1; }
+# A model that has learned more than word pairs beats the table of word pairs clearly.
+LC_ALL=C awk -v valid="$(result valid_loss)" -v bigram="$(result bigram)" 'BEGIN { exit !(valid + 0.3 <= bigram + 0) }' ||
+  { echo "demo failed: validation loss $(result valid_loss) is not 0.3 below the bigram table's $(result bigram)" >&2; exit 1; }
 echo "$summary seconds=$(($(date +%s) - started))"
