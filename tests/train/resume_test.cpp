@@ -2,6 +2,10 @@
 // layout starts from the same weights and draws the same dropout masks.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
+#include <thread>
+
 #include "checkpoint/checkpoint.hpp"
 #include "support/golden.hpp"
 #include "support/rank.hpp"
@@ -103,16 +107,18 @@ TEST_F(ResumeTest, StoppedRunEqualsUninterruptedRun) {
 TEST_F(ResumeTest, EveryLayoutStartsFromTheSameWeightsAndMasks) {
   std::vector<StepMetrics> reference;
   std::vector<std::byte> weights;
-  for (const int ranks : {1, 2, 4}) {
+  for (const auto& [tp, ranks] : {std::pair{1, 1}, {1, 2}, {1, 4}, {2, 2}, {4, 4}, {2, 6}}) {
     // lr 0: the saved weights are the initial ones.
-    TrainConfig still = config(ranks, "still" + std::to_string(ranks));
+    const std::string save = fmt::format("still{}of{}", tp, ranks);
+    TrainConfig still = config(ranks, save);
+    still.parallel.tensor_model_parallel_size = tp;
     still.optimizer.lr = 0;
     run_training(still);
-    const std::vector<std::byte> start = bytes_of("still" + std::to_string(ranks), "weight");
+    const std::vector<std::byte> start = bytes_of(save, "weight");
     if (weights.empty()) weights = start;
-    EXPECT_TRUE(start == weights) << ranks << " ranks";
+    EXPECT_TRUE(start == weights) << ranks << " ranks, tp " << tp;
     // Dropout is on: with other masks the losses would differ in the first digits.
-    const std::vector<StepMetrics> now = steps("still" + std::to_string(ranks));
+    const std::vector<StepMetrics> now = steps(save);
     if (reference.empty()) reference = now;
     for (std::size_t i = 0; i < now.size(); ++i) {
       EXPECT_NEAR(now[i].lm_loss, reference[i].lm_loss, 1e-6) << ranks << " ranks, step " << i + 1;
@@ -133,6 +139,38 @@ TEST_F(ResumeTest, AnotherLayoutGoesOnWithinRounding) {
   const auto a = steps("straight"), b = steps("moved");
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i].lm_loss, b[i].lm_loss, 1e-5);
+}
+
+TEST_F(ResumeTest, SignalSavesAtAStepBoundary) {
+  std::vector<std::int32_t> ids;
+  const std::int64_t many = 400;
+  for (const double v : testing::random_values(4, many * kRows * kSequence)) {
+    ids.push_back(static_cast<std::int32_t>((v + 1) / 2 * (kVocabulary - 1)));
+  }
+  write_safetensors(folder_ / "batches.safetensors",
+                    {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, {many, kRows, kSequence})}});
+  TrainConfig straight = config(4, "straight");
+  run_training(straight);
+
+  TrainConfig first = config(4, "signalled");
+  std::thread sender([&] {
+    // As soon as a few steps are done.
+    while (!std::filesystem::exists(first.log.metrics) ||
+           std::filesystem::file_size(first.log.metrics) < 2000) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::raise(SIGTERM);
+  });
+  const TrainSummary stopped = run_training(first);
+  sender.join();
+  EXPECT_EQ(stopped.signal, SIGTERM);
+  EXPECT_LT(stopped.iteration, many);
+  EXPECT_EQ(read_checkpoint_info(folder_ / "signalled").iteration, stopped.iteration);
+  TrainConfig second = first;
+  second.checkpoint.load = second.checkpoint.save;
+  run_training(second);
+  EXPECT_TRUE(bytes_of("signalled", "weight") == bytes_of("straight", "weight"));
+  EXPECT_TRUE(bytes_of("signalled", "exp_avg_sq") == bytes_of("straight", "exp_avg_sq"));
 }
 
 TEST_F(ResumeTest, AnotherSeedIsRefused) {
