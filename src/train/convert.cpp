@@ -6,21 +6,13 @@
 #include "checkpoint/checkpoint.hpp"
 #include "interop/huggingface_weights.hpp"
 #include "io/atomic_file.hpp"
+#include "train/precision.hpp"
 #include "train/run_checkpoint.hpp"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
-
-DType parse_dtype(const std::string& text, DType otherwise) {
-  if (text.empty()) return otherwise;
-  if (text == "fp32") return DType::kF32;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp16") return DType::kF16;
-  if (text == "fp64") return DType::kF64;
-  config_fail("--dtype {}: expected fp32, bf16, fp16 or fp64", text);
-}
 
 // The source, and its tokenizer.json (empty: none).
 struct Source {
@@ -45,7 +37,7 @@ Source open_source(const std::string& folder) {
 void to_huggingface(const ConvertOptions& options, const Source& source, const ModelConfig& model,
                     Lane& lane) {
   HuggingFaceExport form;
-  form.dtype = parse_dtype(options.dtype, source.dtype);
+  form.dtype = options.dtype.empty() ? source.dtype : parse_dtype(options.dtype);
   if (!source.is_checkpoint) form.source = options.from;
   HuggingFaceWriter writer(options.to, model, form);
   for (const std::string& name : writer.order()) {
@@ -79,7 +71,7 @@ std::string run_convert(const ConvertOptions& options) {
   }
   if (has_checkpoint(options.to))
     config_fail("--to {} already holds a checkpoint: name a new folder", options.to);
-  const DType dtype = parse_dtype(options.dtype, DType::kF32);
+  const DType dtype = options.dtype.empty() ? DType::kF32 : parse_dtype(options.dtype);
   if (dtype != DType::kF32 && dtype != DType::kF64) {
     config_fail("--dtype {}: a weft checkpoint holds master weights, fp32 or fp64", options.dtype);
   }

@@ -18,6 +18,7 @@
 #include "infer/utf8_stream.hpp"
 #include "interop/huggingface_weights.hpp"
 #include "io/atomic_file.hpp"
+#include "train/precision.hpp"
 
 namespace weft {
 namespace {
@@ -70,14 +71,6 @@ Model open_model(const std::string& folder, bool needs_tokenizer) {
     if (const auto end = model.tokenizer->end_of_document()) model.end_tokens.push_back(*end);
   }
   return model;
-}
-
-DType parse_dtype(const std::string& text) {
-  if (text == "fp32") return DType::kF32;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp16") return DType::kF16;
-  if (text == "fp64") return DType::kF64;
-  config_fail("--dtype {}: expected fp32, bf16, fp16 or fp64", text);
 }
 
 // "1,2,3" or "1 2 3".

@@ -11,18 +11,11 @@
 #include "train/engine.hpp"
 #include "train/given_batches.hpp"
 #include "train/plan.hpp"
+#include "train/precision.hpp"
 #include "train/run_checkpoint.hpp"
 
 namespace weft {
 namespace {
-
-DType parse_dtype(const std::string& text) {
-  if (text == "fp32") return DType::kF32;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp16") return DType::kF16;
-  if (text == "fp64") return DType::kF64;
-  config_fail("--dtype {}: expected fp32, bf16, fp16 or fp64", text);
-}
 
 // Owns the host memory of a result that outlives the ranks' arenas.
 struct HostTensor {
