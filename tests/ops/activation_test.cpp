@@ -106,7 +106,7 @@ TEST(Math, FloatFunctionsAreWithinTwoUlp) {
     for (int i = 0; i <= 200000; ++i) {
       const float x = low + (high - low) * static_cast<float>(i) / 200000.0f;
       const double y = exact(static_cast<double>(x));
-      const double ulp = std::max(std::ldexp(1.0, std::ilogb(y) - 23), 0x1p-149);
+      const double ulp = y == 0 ? 0x1p-149 : std::max(std::ldexp(1.0, std::ilogb(y) - 23), 0x1p-149);
       most = std::max(most, std::fabs(static_cast<double>(f(x)) - y) / ulp);
     }
     return most;
