@@ -99,6 +99,14 @@ TEST(Activation, LargeArgumentsSaturate) {
   }
 }
 
+TEST(Activation, NotANumberStaysSo) {
+  Bench bench;
+  for (const Activation kind : kAll) {
+    const Tensor t = make(bench.lane, DType::kF32, {2}, {std::nan(""), 1});
+    EXPECT_TRUE(std::isnan(element(ops::activation(bench.lane, kind, t), 0))) << ops::name_of(kind);
+  }
+}
+
 // The polynomials: a sweep over floats, error in units of the last place.
 TEST(Math, FloatFunctionsAreWithinTwoUlp) {
   const auto worst = [](auto f, auto exact, float low, float high) {

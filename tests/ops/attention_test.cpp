@@ -255,6 +255,20 @@ TEST(Attention, RowsThatSeeNothingAreZero) {
   }
 }
 
+// A score that is no number spoils the rows that see its key, and no row becomes an innocent 0. 2 queries:
+// the path of decoding.
+TEST(Attention, NotANumberStaysSo) {
+  Bench bench;
+  for (const Case& c : {Case{70, 70, 1, 1, 1, 8}, Case{2, 2, 1, 1, 1, 8}}) {
+    Inputs in = inputs_of(bench.lane, DType::kF32, c);
+    const std::int64_t key = c.keys - 2;
+    set_element(in.k, key * 8 + 3, std::nan(""));
+    const AttentionResult forward = ops::attention(bench.lane, in.q, in.k, in.v, in.options);
+    for (std::int64_t i = 0; i < forward.out.elems(); ++i)
+      EXPECT_EQ(std::isnan(element(forward.out, i)), i / 8 >= key) << i;
+  }
+}
+
 // 8192 keys: one matrix of scores would be 256 MiB; everything must fit into 12 MiB beside q, k, v and their
 // gradients.
 TEST(Attention, MemoryIsLinearInTheSequence) {

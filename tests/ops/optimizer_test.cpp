@@ -46,6 +46,16 @@ TEST(Optimizer, AdamWOfAllSizesAndWeightTypes) {
   }
 }
 
+// Rows that pad a vocabulary never have a gradient: with eps 0 they must not become 0 / 0.
+TEST(Optimizer, AdamWWithoutEpsilonLeavesUntouchedWeightsAlone) {
+  Bench bench;
+  const Tensor p = make(bench.lane, DType::kF32, {2}, {0.5, 0.5}), m = zeros(bench.lane, DType::kF32, {2});
+  const Tensor v = zeros(bench.lane, DType::kF32, {2}), grad = make(bench.lane, DType::kF32, {2}, {0, 1});
+  ops::adamw(bench.lane, {1e-3, 0.9, 0.999, 0, 0, 1, 1}, p, m, v, grad, p);
+  EXPECT_EQ(element(p, 0), 0.5);
+  EXPECT_NEAR(element(p, 1), 0.499, 1e-7);
+}
+
 TEST(Optimizer, SgdWithAndWithoutMomentum) {
   Bench bench(2);
   Lane& lane = bench.lane;

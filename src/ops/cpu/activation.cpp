@@ -18,9 +18,9 @@ struct Function {
     } else if constexpr (kKind == Activation::kSilu) {
       return x * sigmoid_of(x);
     } else if constexpr (kKind == Activation::kRelu) {
-      return x > A{0} ? x : A{0};
+      return x < A{0} ? A{0} : x;  // NaN stays NaN
     } else if constexpr (kKind == Activation::kSquaredRelu) {
-      return x > A{0} ? x * x : A{0};
+      return x < A{0} ? A{0} : x * x;
     } else {
       return x * sigmoid_of(A(1.702) * x);
     }

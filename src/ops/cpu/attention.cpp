@@ -96,9 +96,11 @@ void forward_tile(const AttentionSizes& z, const AttentionOptions& options, cons
   }
   for (Index i = 0; i < tile.rows; ++i) {
     const A sum = softmax.sum[i];
-    const A inverse = sum > 0 ? A{1} / sum : A{0};
+    // A row that sees no key is 0. Scores that are NaN or all minus infinity must show: such a row is NaN.
+    const bool blind = tile.visible[i] <= 0;
+    const A inverse = A{1} / sum;
     A* row = t.out + i * padded;
-    for (Index c = 0; c < d; ++c) row[c] = sum > 0 ? row[c] * inverse : A{0};
+    for (Index c = 0; c < d; ++c) row[c] = blind ? A{0} : row[c] * inverse;
     convert(row, tile.row<T>(result.out, i, d), d);
     tile.statistic<A>(result.lse, i) = softmax.max[i] + std::log(sum);
   }
@@ -178,7 +180,7 @@ void forward_few(const AttentionSizes& z, const AttentionOptions& options, const
     }
   }
   for (Index i = 0; i < tile.rows; ++i) {
-    const A inverse = sum[i] > 0 ? A{1} / sum[i] : A{0};
+    const A inverse = tile.visible[i] <= 0 ? A{0} : A{1} / sum[i];
     for (Index c = 0; c < d; ++c) t.out[i * padded + c] *= inverse;
     convert(t.out + i * padded, tile.row<T>(result.out, i, d), d);
     tile.statistic<A>(result.lse, i) = max[i] + std::log(sum[i]);

@@ -47,7 +47,9 @@ void run_adamw(Lane& lane, const AdamWStep& s, const Tensor& master, const Tenso
       const A second = b2 * v[i] + c2 * g * g;
       m[i] = first;
       v[i] = second;
-      p[i] = p[i] * decay - step * first / (std::sqrt(second) * root + eps);
+      // 0 / 0 (eps 0 and never a gradient: a row that pads the vocabulary) is no update.
+      const A denominator = std::sqrt(second) * root + eps;
+      p[i] = p[i] * decay - step * first / (denominator == A{0} ? A{1} : denominator);
     }
   });
 }
