@@ -12,6 +12,7 @@
 #include "data/gpt_dataset.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/text_corpus.hpp"
+#include "io/atomic_file.hpp"
 
 namespace weft {
 namespace {
@@ -36,6 +37,10 @@ int build(Args args) {
   if (answered(options, args)) return 0;
   build_options.workers = static_cast<int>(workers);
   const std::vector<std::filesystem::path> paths(inputs.begin(), inputs.end());
+  if (std::filesystem::path(out).filename().empty()) {
+    config_fail("--out {}: names a folder; give the path of the files without .bin and .idx", out);
+  }
+  for (const char* end : {".bin", ".idx"}) check_output("--out", out + end, paths);
   const BuildReport report = build_dataset(paths, Tokenizer::load(tokenizer_path), out, build_options);
   const double bytes_per_token =
       report.tokens > 0 ? static_cast<double>(report.text_bytes) / static_cast<double>(report.tokens) : 0;

@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "core/log.hpp"
 #include "data/bpe_trainer.hpp"
+#include "io/atomic_file.hpp"
 
 namespace weft {
 namespace {
@@ -59,6 +60,7 @@ int train(Args args) {
                   "pairs rarer than this are not merged");
   if (answered(options, args)) return 0;
   const std::vector<std::filesystem::path> paths(inputs.begin(), inputs.end());
+  check_output("--out", out, paths);
   const Tokenizer tokenizer = train_bpe(paths, train_options);
   tokenizer.save(out);
   log_info("{}: {} tokens, {} of them merges", out, tokenizer.vocab_size(), tokenizer.model().merges.size());

@@ -5,9 +5,12 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/check.hpp"
 
 namespace weft {
 
@@ -38,6 +41,16 @@ struct Workers::State {
     }
   }
 
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (std::thread& t : helpers) t.join();
+    helpers.clear();
+  }
+
   void helper() {
     std::uint64_t seen = 0;
     for (;;) {
@@ -54,19 +67,23 @@ struct Workers::State {
 };
 
 Workers::Workers(int threads) : state_(std::make_unique<State>()) {
-  for (int i = 1; i < threads; ++i) state_->helpers.emplace_back([this] { state_->helper(); });
+  try {
+    for (int i = 1; i < threads; ++i) state_->helpers.emplace_back([this] { state_->helper(); });
+  } catch (const std::system_error& e) {
+    const std::size_t started = state_->helpers.size();
+    state_->end();
+    fail("cannot start thread {} of the {} threads of a rank (--cpu-threads): {}", started + 2, threads,
+         e.what());
+  }
 }
 
 Workers::~Workers() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->start.notify_all();
-  for (std::thread& t : state_->helpers) t.join();
+  state_->end();
 }
 
-int Workers::threads() const { return static_cast<int>(state_->helpers.size()) + 1; }
+int Workers::threads() const {
+  return static_cast<int>(state_->helpers.size()) + 1;
+}
 
 void Workers::parallel_for(std::int64_t n, std::int64_t grain,
                            const std::function<void(std::int64_t, std::int64_t)>& body) {

@@ -145,8 +145,11 @@ void GptDataset::append_part(std::int64_t position, std::int64_t offset, std::in
   if (options_.vocabulary > 0)
     for (std::size_t i = 0; i < part.size(); ++i)
       if (part[i] < 0 || part[i] >= options_.vocabulary)
-        fail("{}: document {}: id {} at position {} is outside the vocabulary of {}", source_->name(),
-             document, part[i], offset + static_cast<std::int64_t>(i), options_.vocabulary);
+        fail(
+            "{}: document {}: id {} at position {} is outside the vocabulary of {}: give the tokenizer that "
+            "made "
+            "the data, or a larger --vocab-size",
+            source_->name(), document, part[i], offset + static_cast<std::int64_t>(i), options_.vocabulary);
   if (options_.inter_document_masking)
     out.borders.push_back(static_cast<std::int32_t>(
         std::min(std::ssize(out.tokens), std::ptrdiff_t{options_.sequence_length})));

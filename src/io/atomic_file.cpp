@@ -155,6 +155,26 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
   file.commit();
 }
 
+void check_output(std::string_view option, const std::filesystem::path& path,
+                  const std::vector<std::filesystem::path>& inputs) {
+  std::error_code ignored;
+  for (const std::filesystem::path& input : inputs) {
+    if (std::filesystem::equivalent(path, input, ignored)) {
+      config_fail("{} {} is the input {}, which it would replace: name another file", option, path.string(),
+                  input.string());
+    }
+  }
+  const bool special = std::filesystem::exists(path, ignored) &&
+                       !std::filesystem::is_regular_file(path, ignored) &&
+                       !std::filesystem::is_directory(path, ignored);
+  if (special) return;  // a pipe: opening it is already an act
+  try {
+    const AtomicFile trial(path);
+  } catch (const Error& e) {
+    config_fail("{} {}", option, e.what());
+  }
+}
+
 namespace {
 
 // Calls piece(data, bytes) on everything in a file, in order; first size(bytes) when the size is known

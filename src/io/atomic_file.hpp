@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace weft {
 
@@ -41,6 +42,10 @@ class AtomicFile {
 };
 
 void write_file(const std::filesystem::path& path, std::string_view text);
+// Before a long run: a ConfigError naming `option` when no file can be written at `path`, or when it is one
+// of `inputs`, which the result would replace. Leaves nothing behind.
+void check_output(std::string_view option, const std::filesystem::path& path,
+                  const std::vector<std::filesystem::path>& inputs = {});
 // A whole file; a ConfigError naming it when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 // Size and checksum of a file, read piece by piece; errors as read_file.

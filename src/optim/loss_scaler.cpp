@@ -50,6 +50,12 @@ std::string LossScaler::count_floor_skip() {
   while (next < skips) next *= 2;
   if (next != skips) return {};
   if (!dynamic_) {
+    if (state_.scale == 1) {
+      return fmt::format(
+          "{} updates in a row were skipped: the loss or a gradient is not finite. Nothing is learned; lower "
+          "--lr, or look at the data and the weights that the run started from",
+          skips);
+    }
     return fmt::format(
         "{} updates in a row were skipped: gradients overflow at the constant --loss-scale {}. Nothing is "
         "learned; lower "

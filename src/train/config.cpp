@@ -125,6 +125,11 @@ class Problems {
           t.train_samples);
     }
     const auto [start, increment, samples] = t.rampup_batch_size;
+    const std::int64_t first = start > 0 ? start : t.global_batch_size;
+    if (t.train_samples > 0 && t.train_samples < first) {
+      add("--train-samples {} is less than one step takes ({} {}): nothing would be trained", t.train_samples,
+          start > 0 ? "--rampup-batch-size starts with" : "--global-batch-size", first);
+    }
     if (start == 0 && increment == 0 && samples == 0) return;
     if (given) add("--rampup-batch-size and --batches: given batches have one size");
     const std::int64_t full = t.global_batch_size;

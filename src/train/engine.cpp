@@ -4,6 +4,7 @@
 #include <cmath>
 #include <thread>
 
+#include "core/log.hpp"
 #include "ops/elementwise.hpp"
 #include "optim/gradient_norm.hpp"
 
@@ -123,7 +124,7 @@ std::vector<double> Engine::sum_over_ranks(std::vector<double> values) {
 }
 
 Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
-                                         const MicrobatchSource& source) {
+                                         std::int64_t filled, const MicrobatchSource& source) {
   buffer_->begin_step(lane_, static_cast<int>(microbatches));
   LossSum total;
   first_bad_microbatch_ = -1;
@@ -131,11 +132,11 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
   for (std::int64_t m = 0; m < microbatches; ++m) {
     if (!lane_.meta()) source(m, host_);
     Microbatch mb = make_microbatch(host_, iteration, true);
-    // Megatron's mean: each microbatch counts the same, however many target tokens it has.
+    // Megatron's mean: each microbatch counts the same, however many target tokens it has. One that only
+    // fills the batch up counts nowhere.
     mb.loss_scale = options_.per_token_loss
                         ? 1.0
-                        : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) *
-                                                    microbatches * groups_.dp.size());
+                        : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) * filled);
     mb.loss_scale *= scaler_.scale();
     const std::size_t before = lane_.arena.in_use();
     model_->forward(lane_, mb);
@@ -163,7 +164,9 @@ void Engine::finalize_gradients() {
 }
 
 StepResult Engine::train_step(const StepInput& input) {
-  const LossSum local = forward_backward(input.iteration, input.microbatches, input.source);
+  const std::int64_t filled =
+      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp.size();
+  const LossSum local = forward_backward(input.iteration, input.microbatches, filled, input.source);
   const std::vector<double> sums =
       sum_over_ranks({local.sum, static_cast<double>(local.tokens), input.stop_requested ? 1.0 : 0.0});
   StepResult result{.tokens = static_cast<std::int64_t>(sums[1]), .stop = sums[2] > 0};
@@ -173,19 +176,22 @@ StepResult Engine::train_step(const StepInput& input) {
 
   finalize_gradients();
   const bool stop_on_nonfinite = options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop;
-  if (stop_on_nonfinite && !std::isfinite(result.loss)) report_nonfinite_loss(input.iteration, input.source);
+  if (stop_on_nonfinite && !std::isfinite(result.loss))
+    stop_for_nonfinite_loss(input.iteration, input.source);
   const double scale = (options_.per_token_loss ? 1.0 / tokens : 1.0) / scaler_.scale();
   result.grad_norm = gradient_norm(lane_, *buffer_, groups_.tp, scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (!finite && stop_on_nonfinite && !dynamic_scale_) {
     fail(
-        "step {}: the gradient norm is {} although the loss is {}; the first gradient that is not finite is "
-        "{}; "
+        "step {}: the gradient norm is not finite although the loss is {}; in the order of the backward pass "
+        "the first gradient that is not finite is {}; "
         "nothing was updated (--on-nonfinite skip leaves such steps out)",
-        input.iteration, result.grad_norm, result.loss, first_nonfinite_gradient());
+        input.iteration, result.loss, first_nonfinite_gradient());
   }
   if (const std::string warning = scaler_.update(!finite); !warning.empty()) result.warning = warning;
   result.skipped = !finite;
+  if (!finite && !dynamic_scale_ && !skipped_before_) say_skipped(input, result);
+  skipped_before_ = !finite;
   if (finite) {
     optimizer_->step(
         lane_, {.lr = input.lr,
@@ -195,24 +201,43 @@ StepResult Engine::train_step(const StepInput& input) {
   return result;
 }
 
-void Engine::report_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source) {
+void Engine::stop_for_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source) {
   if (first_bad_microbatch_ < 0) {  // another rank's: it reports
     groups_.world.barrier(lane_);
     throw Aborted("another rank's loss is not finite");
   }
+  fail(
+      "step {}: the loss is not finite; {}; nothing was updated and nothing was saved (--on-nonfinite skip "
+      "leaves such steps out)",
+      iteration, first_nonfinite_place(iteration, source));
+}
+
+std::string Engine::first_nonfinite_place(std::int64_t iteration, const MicrobatchSource& source) {
   source(first_bad_microbatch_, host_);
   Microbatch mb = make_microbatch(host_, iteration, false);
   const std::string where = model_->first_nonfinite(lane_, mb);
-  fail(
-      "step {}: the loss is not finite; microbatch {} of this rank first shows a NaN or infinity in {}; "
-      "nothing was "
-      "updated and nothing was saved (--on-nonfinite skip leaves such steps out)",
-      iteration, first_bad_microbatch_, where.empty() ? "the sum of the losses" : where);
+  return fmt::format("microbatch {} of this rank first shows a NaN or infinity in {}", first_bad_microbatch_,
+                     where.empty() ? "the sum of the losses" : where);
+}
+
+void Engine::say_skipped(const StepInput& input, const StepResult& result) {
+  const int rank = groups_.world.rank();
+  if (first_bad_microbatch_ >= 0) {
+    log_warn("rank {}: step {} is left out: the loss is not finite; {}", rank, input.iteration,
+             first_nonfinite_place(input.iteration, input.source));
+  } else if (rank == 0 && std::isfinite(result.loss)) {
+    log_warn(
+        "rank 0: step {} is left out: the gradient norm is not finite although the loss is {}; in the order "
+        "of "
+        "the backward pass the first gradient that is not finite is {}",
+        input.iteration, result.loss, first_nonfinite_gradient());
+  }
 }
 
 std::string Engine::first_nonfinite_gradient() {
-  for (const auto& param : params_.all()) {
-    if (ops::find_nonfinite(lane_, param->main_grad()) >= 0) return param->name();
+  const auto& params = params_.all();
+  for (auto param = params.rbegin(); param != params.rend(); ++param) {
+    if (ops::find_nonfinite(lane_, (*param)->main_grad()) >= 0) return (*param)->name();
   }
   return "none (the sum of squares overflows)";
 }
@@ -234,7 +259,7 @@ Engine::LossSum Engine::evaluate(std::int64_t microbatches, const MicrobatchSour
 }
 
 Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSource& source) {
-  const LossSum local = forward_backward(0, microbatches, source);
+  const LossSum local = forward_backward(0, microbatches, microbatches * groups_.dp.size(), source);
   const std::vector<double> sums = sum_over_ranks({local.sum, static_cast<double>(local.tokens)});
   finalize_gradients();
   ops::scale_in_place(lane_, buffer_->gradients(), 1.0 / std::max(sums[1], 1.0));

@@ -33,6 +33,9 @@ using MicrobatchSource = std::function<void(std::int64_t index, Batch& out)>;
 struct StepInput {
   std::int64_t iteration = 1;     // from 1: part of the dropout key
   std::int64_t microbatches = 1;  // on this rank; the same on every rank
+  // Microbatches of all data-parallel ranks together that hold samples: what the mean of means
+  // (--no-calculate-per-token-loss) divides by. 0: all of them.
+  std::int64_t filled_microbatches = 0;
   const MicrobatchSource& source;
   double lr = 0, weight_decay = 0;
   bool stop_requested = false;  // this rank has been asked to stop (a signal)
@@ -99,10 +102,17 @@ class Engine {
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
   // Σ over the data-parallel group of a few numbers.
   std::vector<double> sum_over_ranks(std::vector<double> values);
-  LossSum forward_backward(std::int64_t iteration, std::int64_t microbatches, const MicrobatchSource& source);
+  // `filled`: microbatches of all ranks that hold samples.
+  LossSum forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
+                           const MicrobatchSource& source);
   void finalize_gradients();
-  [[noreturn]] void report_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source);
+  [[noreturn]] void stop_for_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source);
+  // "microbatch 3 of this rank first shows ... in layer 1", of this rank's first microbatch that is not finite.
+  std::string first_nonfinite_place(std::int64_t iteration, const MicrobatchSource& source);
+  // The first in the order of the backward pass: what comes after it is spoilt by it.
   std::string first_nonfinite_gradient();
+  // Says why a step is left out; of steps in a row the first only.
+  void say_skipped(const StepInput& input, const StepResult& result);
 
   Lane& lane_;
   Groups groups_;
@@ -116,6 +126,7 @@ class Engine {
   bool dynamic_scale_ = false;
   Batch host_;
   std::int64_t first_bad_microbatch_ = -1;
+  bool skipped_before_ = false;  // the step before this one was left out
   std::size_t activation_bytes_ = 0;
 };
 

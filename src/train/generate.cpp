@@ -269,7 +269,10 @@ GenerateSummary run_generate(const GenerateOptions& options,
   }
 
   std::optional<AtomicFile> tokens_out;  // a path that cannot be written is known before the work
-  if (!options.tokens_out.empty()) tokens_out.emplace(options.tokens_out);
+  if (!options.tokens_out.empty()) {
+    check_output("--tokens-out", options.tokens_out, {options.prompt_file});
+    tokens_out.emplace(options.tokens_out);
+  }
   const std::vector<GenerateRequest> groups = group(common, prompts);
   const int ranks = static_cast<int>(options.parallel.tensor_model_parallel_size);
   const int threads = options.cpu_threads > 0

@@ -77,21 +77,50 @@ std::string to_json(const StepMetrics& m) {
   return line + "}";
 }
 
+namespace {
+
+// The lines of an existing file up to an iteration. Only metrics may be cut or added to.
+std::string kept_lines(const std::filesystem::path& path, const std::string& text, std::int64_t iteration) {
+  std::string kept;
+  const std::string_view rest = for_each_line(text, [&](std::string_view line, std::size_t line_number) {
+    if (parse(line, path, line_number).iteration <= iteration) kept.append(line).append("\n");
+  });
+  constexpr std::string_view kStart = "{\"iteration\": ";
+  if (rest.substr(0, kStart.size()) != kStart.substr(0, rest.size())) {
+    config_fail("--metrics {}: the file exists and does not hold metrics; name another, or remove it",
+                path.string());
+  }
+  return kept;
+}
+
+}  // namespace
+
+void check_metrics_file(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  const auto refuse = [&](int code) {
+    config_fail("--metrics {}: cannot be opened for writing: {}", path.string(), std::strerror(code));
+  };
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) refuse(EISDIR);
+  if (fs::exists(path, ignored)) {
+    if (::access(path.c_str(), W_OK) != 0) refuse(errno);
+    if (fs::is_regular_file(path, ignored)) kept_lines(path, read_file(path), 0);
+    return;
+  }
+  fs::path folder = path.parent_path();  // the nearest that exists: those below will be made
+  while (!folder.empty() && !fs::exists(folder, ignored)) folder = folder.parent_path();
+  if (folder.empty()) folder = ".";
+  if (!fs::is_directory(folder, ignored)) refuse(ENOTDIR);
+  if (::access(folder.c_str(), W_OK) != 0) refuse(errno);
+}
+
 MetricsWriter::MetricsWriter(std::filesystem::path path, std::int64_t resumed_iteration)
     : path_(std::move(path)) {
   std::error_code error;
   if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), error);
   if (std::filesystem::is_regular_file(path_, error)) {
     const std::string text = read_file(path_);
-    std::string kept;
-    const std::string_view rest = for_each_line(text, [&](std::string_view line, std::size_t line_number) {
-      if (parse(line, path_, line_number).iteration <= resumed_iteration) kept.append(line).append("\n");
-    });
-    constexpr std::string_view kStart = "{\"iteration\": ";
-    if (rest.substr(0, kStart.size()) != kStart.substr(0, rest.size())) {
-      config_fail("--metrics {}: the file exists and does not hold metrics; name another, or remove it",
-                  path_.string());
-    }
+    const std::string kept = kept_lines(path_, text, resumed_iteration);
     if (kept.size() != text.size()) write_file(path_, kept);
   }
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

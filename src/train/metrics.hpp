@@ -28,6 +28,9 @@ struct StepMetrics {
 // One line without its end: 9 significant digits; NaN and infinity, which JSON cannot say, as null.
 std::string to_json(const StepMetrics& metrics);
 
+// Before a run: a ConfigError when a MetricsWriter of this path would fail. Makes and changes nothing.
+void check_metrics_file(const std::filesystem::path& path);
+
 class MetricsWriter {
  public:
   // Continues a run after `resumed_iteration` (0: a new one): lines of later iterations, which the run is

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/memory.hpp"
+
 namespace weft {
 namespace {
 
@@ -53,6 +55,35 @@ MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool
   engine.evaluate(1, none);
   if (gradients) engine.gradients(2, none);
   return describe(engine, *arena, resident);
+}
+
+void check_memory(const MemoryPlan& plan, std::int64_t ranks, std::size_t beside) {
+  const double needed =
+      static_cast<double>(plan.arena) * static_cast<double>(ranks) + static_cast<double>(beside);
+  const auto available = static_cast<double>(available_memory());
+  if (needed <= available) return;
+  config_fail(
+      "not enough memory: {} rank{} and what they share need {:.1f} MiB, and {:.1f} MiB are available here; "
+      "{}. "
+      "Take a smaller model, --micro-batch-size or --seq-length, or fewer --ranks",
+      ranks, ranks == 1 ? "" : "s", needed / (1 << 20), available / (1 << 20), to_string(plan));
+}
+
+void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies) {
+  const auto count = parameter_count(model);
+  const double needed = static_cast<double>(count) * static_cast<double>(bytes) * static_cast<double>(copies);
+  const auto available = static_cast<double>(available_memory());
+  if (needed <= available) return;
+  const double layers =
+      static_cast<double>(count - model.vocab_size * model.hidden_size * (model.tied ? 1 : 2));
+  config_fail(
+      "not enough memory: {} parameters ({:.3g} of them in {} layers, {:.3g} in each embedding of {} x {}) x "
+      "{} "
+      "bytes of weights, gradients and optimizer states x {} copies need {:.1f} MiB before any activation, "
+      "and "
+      "{:.1f} MiB are available here. Take a smaller model or fewer --ranks",
+      count, layers, model.num_layers, static_cast<double>(model.vocab_size * model.hidden_size),
+      model.vocab_size, model.hidden_size, bytes, copies, needed / (1 << 20), available / (1 << 20));
 }
 
 std::string to_string(const MemoryPlan& plan) {

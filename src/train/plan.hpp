@@ -23,6 +23,13 @@ MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std
 // A scoring run: logits, and gradients when asked for.
 MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients, int threads);
 
+// A ConfigError that says the plan where `ranks` times it, and `beside` bytes more, are beyond the memory of
+// this machine: the system would end the process without a word.
+void check_memory(const MemoryPlan& plan, std::int64_t ranks, std::size_t beside = 0);
+// The same before anything is built, by the weights, gradients and optimizer states alone: a slip in a number
+// must not take minutes to find. `bytes`: of one parameter.
+void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies);
+
 // A few lines: each part in MiB, and the sum.
 std::string to_string(const MemoryPlan& plan);
 

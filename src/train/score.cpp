@@ -5,6 +5,7 @@
 #include "comm/local/launcher.hpp"
 #include "core/log.hpp"
 #include "interop/huggingface.hpp"
+#include "io/atomic_file.hpp"
 #include "io/safetensors.hpp"
 #include "mesh/mesh.hpp"
 #include "ops/elementwise.hpp"
@@ -149,6 +150,7 @@ void write_result(Score& score) {
 }  // namespace
 
 ScoreResult run_score(const ScoreOptions& options) {
+  check_output("--out", options.out, {options.tokens});
   EngineOptions engine;
   engine.model = resolved(model_config_of(options.load));
   engine.dtype = parse_dtype(options.dtype);
@@ -181,6 +183,7 @@ ScoreResult run_score(const ScoreOptions& options) {
               {},
               {}};
   log_info("{}", to_string(score.plan));
+  check_memory(score.plan, world_ranks);
   run_local_ranks({.ranks = world_ranks}, [&](Communicator& group) { score_rank(score, group); });
   write_result(score);
   return score.result;

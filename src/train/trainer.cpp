@@ -84,6 +84,7 @@ class RankRun {
     const StepResult result = engine_.train_step(
         {.iteration = progress_.iteration + 1,
          .microbatches = shape.microbatches(),
+         .filled_microbatches = (shape.global_batch + shape.micro_batch - 1) / shape.micro_batch,
          .source = source,
          .lr = lr,
          .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
@@ -225,6 +226,15 @@ MemoryPlan plan_run(const TrainConfig& config, const RunSchedule& schedule, cons
                        threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
 }
 
+// Weight and gradient, fp32 master weight where the weight is something else, and the optimizer's states.
+std::int64_t bytes_of_parameter(const TrainConfig& config) {
+  const TrainingConfig& t = config.training;
+  const std::int64_t full = t.fp64 ? 8 : 4, weight = t.bf16 || t.fp16 ? 2 : full;
+  const OptimizerConfig& o = config.optimizer;
+  const std::int64_t states = o.optimizer == OptimizerConfig::Kind::kAdam ? 2 : o.sgd_momentum != 0 ? 1 : 0;
+  return weight + full + (weight == full ? 0 : full) + states * full;
+}
+
 // A line of /proc/self/status ("VmRSS", "VmHWM"), in bytes; 0 where there is none.
 std::size_t process_memory(const std::string& key) {
   std::ifstream status("/proc/self/status");
@@ -262,8 +272,12 @@ TrainSummary run_training(TrainConfig config) {
   }
   for (const std::string& note : notes_of(config)) log_info("{}", note);
   const RunSchedule schedule = schedule_of_run(config);
-  const SaveGuard guard = prepare_save_folder(config);
+  check_memory(config.model, bytes_of_parameter(config),
+               std::max<std::int64_t>(world_size(config.parallel) / model_parallel_size(config.parallel), 1));
   const MemoryPlan plan = plan_run(config, schedule, data);
+  check_memory(plan, world_size(config.parallel));
+  if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
+  const SaveGuard guard = prepare_save_folder(config);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
   log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",

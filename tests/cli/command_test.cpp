@@ -137,6 +137,36 @@ TEST_F(CommandLine, AWrongTrainingRunTouchesNothing) {
   }
 }
 
+TEST_F(CommandLine, AResultNeverReplacesItsInput) {
+  const std::string text = write("corpus.txt", "the cat and the hat");
+  const Ran ran = weft({"tokenizer", "train", "--input", text, "--vocab-size", "260", "--out", text});
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_NE(ran.err.find("--out " + text + " is the input"), std::string::npos) << ran.err;
+  EXPECT_EQ(read_file(text), "the cat and the hat");
+}
+
+// Far more than any machine has: refused by the numbers, before anything is built or touched.
+TEST_F(CommandLine, AModelBeyondTheMachinesMemoryIsRefused) {
+  const std::string tokens = path("tokens.safetensors");
+  std::vector<std::int32_t> ids(32, 1);
+  write_safetensors(tokens, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, {2, 2, 8})}});
+  for (const auto& [option, number] :
+       {std::pair{"--vocab-size", "2000000000"}, {"--num-layers", "2000000000"}, {"--ranks", "1000000"}}) {
+    std::vector<std::string> args = {"train", "--batches", tokens, "--lr", "1", "--save", path("save")};
+    for (const auto& [name, value] : {std::pair{"--num-layers", "1"},
+                                      {"--hidden-size", "512"},
+                                      {"--num-attention-heads", "2"},
+                                      {"--vocab-size", "512"},
+                                      {"--ranks", "1"}}) {
+      args.insert(args.end(), {name, std::string(name) == option ? number : value});
+    }
+    const Ran ran = weft(args);
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    EXPECT_NE(ran.err.find("not enough memory: "), std::string::npos) << ran.err;
+    EXPECT_EQ(files(), 1u);  // the tokens
+  }
+}
+
 TEST_F(CommandLine, DoctorSaysWhatIsBuiltAndMissing) {
   const Ran ran = weft({"doctor"});
   EXPECT_EQ(ran.status, 0);
