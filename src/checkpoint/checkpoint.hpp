@@ -69,7 +69,8 @@ std::filesystem::path write_weights(Lane& lane, const WeightSource& source, cons
                                     std::uint64_t shard_bytes = 4'000'000'000);
 
 // Keeps other runs out of a save folder until it is destroyed (flock; rank 0 holds it for the run). Makes the
-// folder. ConfigError naming the process and host that hold it, or why the folder cannot be written.
+// folder, and removes what a killed run left half written in it. ConfigError naming the process and host that
+// hold it, or why the folder cannot be written.
 class SaveFolderLock {
  public:
   explicit SaveFolderLock(const std::filesystem::path& save);

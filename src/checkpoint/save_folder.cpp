@@ -49,6 +49,23 @@ void remove_iteration(const fs::path& folder) {
   fs::remove_all(folder);
 }
 
+// What a killed run was writing: this run alone writes here now, and nobody else would ever remove it.
+void remove_rubbish(const fs::path& save) {
+  const std::string unfinished = std::string(kLatestFile) + ".partial-";
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(save, ignored)) {
+    const std::string name = entry.path().filename();
+    const bool folder = name.starts_with("iter_") && name.ends_with(".tmp") && entry.is_directory(ignored);
+    if (folder) {
+      // Between two renames the new iteration may be whole under this name, and the old one lie beside it.
+      const fs::path old = save / (name.substr(0, name.size() - 4) + ".old");
+      if (!fs::exists(old, ignored)) fs::remove_all(entry.path(), ignored);
+    } else if (name.starts_with(unfinished)) {
+      fs::remove(entry.path(), ignored);
+    }
+  }
+}
+
 }  // namespace
 
 fs::path unfinished_folder(const fs::path& save, std::int64_t iteration) {
@@ -131,6 +148,7 @@ SaveFolderLock::SaveFolderLock(const fs::path& save) : path_(save / kLockFile) {
     close(descriptor_);
     config_fail("--save {}: cannot write into this folder: {}", save.string(), errno_text(code));
   }
+  remove_rubbish(save);
 }
 
 SaveFolderLock::~SaveFolderLock() {

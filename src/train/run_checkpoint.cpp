@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 
 #include "checkpoint/checkpoint.hpp"
 #include "core/log.hpp"
@@ -43,6 +44,49 @@ void from_json(const Json& j, RunSchedule& s) {
   s.weight_decay.end = j.at("end_weight_decay");
   s.weight_decay.increment = j.at("weight_decay_incr_samples");
   s.weight_decay.style = static_cast<WeightDecaySchedule::Style>(j.at("weight_decay_incr_style").get<int>());
+}
+
+// A schedule without the numbers that change nothing: two that are equal so are one schedule.
+RunSchedule in_effect(RunSchedule s) {
+  if (s.lr.warmup == 0) s.lr.init_lr = 0;
+  if (s.lr.style != LrSchedule::Style::kWsd) {
+    s.lr.wsd_decay = 0;
+    s.lr.wsd_style = {};
+  }
+  if (s.lr.style == LrSchedule::Style::kConstant) {
+    s.lr.decay = 0;
+    s.lr.min_lr = 0;
+  }
+  if (s.weight_decay.style == WeightDecaySchedule::Style::kConstant) {
+    s.weight_decay.end = s.weight_decay.start;
+    s.weight_decay.increment = 0;
+  }
+  return s;
+}
+
+// A value of a schedule as the options say it: styles by name.
+std::string spelled(const std::string& name, const Json& value) {
+  static constexpr const char* kLr[] = {"constant", "linear", "cosine", "inverse-square-root", "WSD"};
+  static constexpr const char* kWsd[] = {"exponential", "linear", "cosine", "minus_sqrt"};
+  const std::span<const char* const> names = name == "lr_decay_style"       ? std::span(kLr).first(5)
+                                             : name == "lr_wsd_decay_style" ? std::span(kWsd).first(4)
+                                             : name == "weight_decay_incr_style"
+                                                 ? std::span(kLr).first(3)
+                                                 : std::span<const char* const>();
+  if (names.empty() || !value.is_number_integer()) return value.dump();
+  const auto i = value.get<std::size_t>();
+  return i < names.size() ? names[i] : value.dump();
+}
+
+// "name a (loaded: b)" for every field of two JSON objects that differs, what lies deeper included.
+std::string differences_of(const Json& asked, const Json& loaded, const char* other) {
+  std::string text;
+  for (const auto& [name, value] : asked.items()) {
+    if (loaded.contains(name) && loaded.at(name) == value) continue;
+    text += fmt::format("{}{} {} ({}: {})", text.empty() ? "" : ", ", name, spelled(name, value), other,
+                        loaded.contains(name) ? spelled(name, loaded.at(name)) : "nothing");
+  }
+  return text;
 }
 
 // What a run writes beside its tensors.
@@ -133,9 +177,10 @@ void use_loaded_model(TrainConfig& config) {
     same.make_vocab_size_divisible_by = asked.make_vocab_size_divisible_by;
     if (asked != same) {
       config_fail(
-          "the model options describe another model than --load {}: leave them out, or load another folder\n"
-          "asked for: {}\nloaded:    {}",
-          config.checkpoint.load, weft::to_json(asked), weft::to_json(loaded));
+          "the model options describe another model than --load {}: {}; leave them out, or load another "
+          "folder",
+          config.checkpoint.load,
+          differences_of(Json::parse(weft::to_json(asked)), Json::parse(weft::to_json(same)), "loaded"));
     }
     config.model = asked;
   } else {
@@ -166,23 +211,24 @@ RunSchedule schedule_of_run(const TrainConfig& config) {
   if (!state) return schedule;
   check_seed(*state, config);
   const Json& kept = state->at("schedule");
-  const Json asked = to_json(schedule);
-  if (kept == asked || config.checkpoint.override_opt_param_scheduler) return schedule;
+  const Json asked = to_json(in_effect(schedule));
+  RunSchedule before = schedule;
+  from_json(kept, before);
+  const Json loaded = to_json(in_effect(before));
+  if (loaded == asked || config.checkpoint.override_opt_param_scheduler) return schedule;
   if (config.checkpoint.use_checkpoint_opt_param_scheduler) {
     from_json(kept, schedule);
     return schedule;
   }
-  std::string differences;
+  Json given = to_json(schedule);  // said as it was given
   for (const auto& [name, value] : asked.items()) {
-    if (kept.at(name) == value) continue;
-    differences += fmt::format("{}{} {} (checkpoint: {})", differences.empty() ? "" : ", ", name,
-                               value.dump(), kept.at(name).dump());
+    if (value == loaded.at(name)) given.erase(name);
   }
   config_fail(
       "the learning-rate schedule differs from the one in --load {}: {}; say --override-opt-param-scheduler "
       "to "
       "follow the new one or --use-checkpoint-opt-param-scheduler to keep the old one",
-      config.checkpoint.load, differences);
+      config.checkpoint.load, differences_of(given, kept, "checkpoint"));
 }
 
 std::string save_run(const TrainConfig& config, const RunData& data, const RunSchedule& schedule, Lane& lane,

@@ -141,6 +141,19 @@ TEST(SaveFolderLock, KeepsASecondRunOut) {
   const SaveFolderLock again(save_folder);
 }
 
+TEST(SaveFolderLock, RemovesWhatAKilledRunLeft) {
+  TemporaryFolder folder;
+  save(folder.path(), {1, 1}, 2);
+  const auto before = contents(folder.path());
+  fs::create_directories(unfinished_folder(folder.path(), 3));
+  write_file(unfinished_folder(folder.path(), 3) / "shard_00000.safetensors", "half");
+  write_file(folder.path() / (std::string(kLatestFile) + ".partial-0123abcd"), "3");
+  write_file(folder.path() / "notes.tmp", "the user's");
+  { const SaveFolderLock lock(folder.path()); }
+  EXPECT_TRUE(fs::remove(folder.path() / "notes.tmp"));
+  EXPECT_EQ(contents(folder.path()), before);
+}
+
 TEST(SaveFolderLock, FolderMustBeWritable) {
   TemporaryFolder folder;
   write_file(folder.path() / "file", "");

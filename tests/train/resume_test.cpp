@@ -206,13 +206,27 @@ TEST_F(ResumeTest, AnotherScheduleNeedsAWord) {
     run_training(second);
     FAIL() << "resumed with another schedule";
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("min_lr 6e-05 (checkpoint: 0.0)"), std::string::npos)
-        << error.what();
+    for (const char* part :
+         {"min_lr 6e-05 (checkpoint: 0.0)", "lr_decay_style cosine (checkpoint: constant)"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).find("lr_decay_samples"), std::string::npos) << error.what();
   }
   second.checkpoint.override_opt_param_scheduler = true;
   run_training(second);
   EXPECT_NEAR(steps("schedule")[3].lr, 3.3e-4, 1e-9);  // cosine, 3 of 6 steps done
   EXPECT_GT(steps("schedule")[4].lr, 6e-5);
+}
+
+// What changes nothing is no difference: a constant rate may go on for longer.
+TEST_F(ResumeTest, ALongerRunAtAConstantRateGoesOn) {
+  TrainConfig first = config(1, "longer");
+  first.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
+  first.training.train_iters = 3;
+  run_training(first);
+  TrainConfig second = first;
+  second.training.train_iters = kSteps;
+  second.checkpoint.load = second.checkpoint.save;
+  EXPECT_EQ(run_training(second).iteration, kSteps);
 }
 
 // Weights alone (a converted checkpoint, --finetune) begin a new run.
@@ -236,6 +250,22 @@ TEST_F(ResumeTest, RowsThatFillABatchCountNowhere) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_NEAR(a[i].lm_loss, b[i].lm_loss, 1e-5);
     EXPECT_EQ(a[i].tokens, b[i].tokens);
+  }
+}
+
+// In the mean of the microbatches' means too: 8 microbatches of one row, on 3 ranks beside one that fills up.
+TEST_F(ResumeTest, MicrobatchesThatFillABatchCountNowhere) {
+  const auto run = [&](int ranks, const std::string& name) {
+    TrainConfig c = config(ranks, name);
+    c.training.calculate_per_token_loss = false;
+    c.optimizer.optimizer = OptimizerConfig::Kind::kSgd;
+    run_training(c);
+    return steps(name);
+  };
+  const auto a = run(1, "mean1"), b = run(3, "mean3");
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_NEAR(a[i].lm_loss, b[i].lm_loss, 1e-5);
+    EXPECT_NEAR(a[i].grad_norm, b[i].grad_norm, 1e-4 * a[i].grad_norm);
   }
 }
 
