@@ -107,7 +107,8 @@ class Engine {
                            const MicrobatchSource& source);
   void finalize_gradients();
   [[noreturn]] void stop_for_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source);
-  // "microbatch 3 of this rank first shows ... in layer 1", of this rank's first microbatch that is not finite.
+  // "microbatch 3 of this rank first shows ... in layer 1", of this rank's first microbatch that is not
+  // finite.
   std::string first_nonfinite_place(std::int64_t iteration, const MicrobatchSource& source);
   // The first in the order of the backward pass: what comes after it is spoilt by it.
   std::string first_nonfinite_gradient();
