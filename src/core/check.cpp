@@ -14,8 +14,8 @@ std::string join(const std::vector<std::string>& problems) {
 ConfigError::ConfigError(std::vector<std::string> all) : Error(join(all)), problems(std::move(all)) {}
 
 void check_failed(const char* file, int line, const char* condition, const std::string& message) {
-  throw Error(fmt::format("{}:{}: {} (this is a fault in weft, not in its input; it must hold that {})", file, line,
-                          message, condition));
+  throw Error(fmt::format("{}:{}: {} (this is a fault in weft, not in its input; it must hold that {})", file,
+                          line, message, condition));
 }
 
 }  // namespace weft

@@ -6,26 +6,46 @@ namespace weft {
 
 std::size_t bytes_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: case DType::kI64: return 8;
-    case DType::kF32: case DType::kI32: return 4;
-    case DType::kBF16: case DType::kF16: case DType::kI16: case DType::kU16: return 2;
-    case DType::kI8: case DType::kU8: return 1;
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kI16:
+    case DType::kU16:
+      return 2;
+    case DType::kI8:
+    case DType::kU8:
+      return 1;
   }
   fail("unknown dtype {}", static_cast<int>(dtype));
 }
 
 std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return "F64";
-    case DType::kF32: return "F32";
-    case DType::kBF16: return "BF16";
-    case DType::kF16: return "F16";
-    case DType::kI64: return "I64";
-    case DType::kI32: return "I32";
-    case DType::kI16: return "I16";
-    case DType::kU16: return "U16";
-    case DType::kI8: return "I8";
-    case DType::kU8: return "U8";
+    case DType::kF64:
+      return "F64";
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kI64:
+      return "I64";
+    case DType::kI32:
+      return "I32";
+    case DType::kI16:
+      return "I16";
+    case DType::kU16:
+      return "U16";
+    case DType::kI8:
+      return "I8";
+    case DType::kU8:
+      return "U8";
   }
   fail("unknown dtype {}", static_cast<int>(dtype));
 }

@@ -16,7 +16,9 @@ std::uint64_t mix(std::uint64_t x) {
 
 }  // namespace
 
-RandomKey RandomKey::with(std::uint64_t part) const { return {mix(mix(value) ^ part)}; }
+RandomKey RandomKey::with(std::uint64_t part) const {
+  return {mix(mix(value) ^ part)};
+}
 
 RandomKey RandomKey::with(std::string_view part) const {
   std::uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a

@@ -16,14 +16,24 @@ Tensor Tensor::borrow(void* data, DType dtype, const Shape& shape, Device device
 }
 
 Tensor::Tensor(const Tensor& other)
-    : data_(other.data_), block_(other.block_), shape_(other.shape_), ld_(other.ld_), dtype_(other.dtype_),
-      device_(other.device_), defined_(other.defined_) {
+    : data_(other.data_),
+      block_(other.block_),
+      shape_(other.shape_),
+      ld_(other.ld_),
+      dtype_(other.dtype_),
+      device_(other.device_),
+      defined_(other.defined_) {
   if (block_ != nullptr) detail::retain(block_);
 }
 
 Tensor::Tensor(Tensor&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), block_(std::exchange(other.block_, nullptr)), shape_(other.shape_),
-      ld_(other.ld_), dtype_(other.dtype_), device_(other.device_), defined_(std::exchange(other.defined_, false)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      block_(std::exchange(other.block_, nullptr)),
+      shape_(other.shape_),
+      ld_(other.ld_),
+      dtype_(other.dtype_),
+      device_(other.device_),
+      defined_(std::exchange(other.defined_, false)) {}
 
 Tensor& Tensor::operator=(Tensor other) noexcept {
   std::swap(data_, other.data_);
@@ -67,8 +77,8 @@ Tensor Tensor::slice(std::int64_t begin, std::int64_t count) const {
 }
 
 Tensor Tensor::slice_columns(std::int64_t begin, std::int64_t count) const {
-  WEFT_CHECK(rank() > 0 && begin >= 0 && count >= 0 && begin + count <= columns(), "columns [{}, {}) of {}", begin,
-             begin + count, to_string(shape_));
+  WEFT_CHECK(rank() > 0 && begin >= 0 && count >= 0 && begin + count <= columns(), "columns [{}, {}) of {}",
+             begin, begin + count, to_string(shape_));
   Tensor t = *this;
   t.shape_.set(-1, count);
   t.data_ += begin * static_cast<std::int64_t>(bytes_of(dtype_));

@@ -1,5 +1,5 @@
-// Mesh: which rank does what. Pure arithmetic over two grids of the same world (SEMANTICS: Megatron's rank order,
-// leftmost fastest): dense (tp, cp, dp, pp) and expert (etp, ep, edp, pp). Every size is at least 1.
+// Mesh: which rank does what. Pure arithmetic over two grids of the same world (SEMANTICS: Megatron's rank
+// order, leftmost fastest): dense (tp, cp, dp, pp) and expert (etp, ep, edp, pp). Every size is at least 1.
 #pragma once
 
 #include <string>
@@ -12,14 +12,15 @@ const char* name_of(Axis axis);
 
 struct MeshSizes {
   int tp = 1, cp = 1, dp = 1, pp = 1;
-  int ep = 1, etp = 0;  // etp 0: as tp
+  int ep = 1, etp = 0;        // etp 0: as tp
   bool pp_before_dp = false;  // --use-tp-pp-dp-mapping: tp-cp-pp-dp in place of tp-cp-dp-pp
 };
 
 class Mesh {
  public:
-  // Throws ConfigError listing every size that does not divide. As in Megatron, pp_before_dp with pp > 1 needs
-  // edp = dp (ep * etp = tp * cp): else a stage would have other ranks in the expert grid than in the dense one.
+  // Throws ConfigError listing every size that does not divide. As in Megatron, pp_before_dp with pp > 1
+  // needs edp = dp (ep * etp = tp * cp): else a stage would have other ranks in the expert grid than in the
+  // dense one.
   Mesh(const MeshSizes& sizes, int rank);
 
   int world() const;
@@ -28,8 +29,8 @@ class Mesh {
   int coordinate(Axis axis) const;
   int coordinate(Axis axis, int rank) const;
 
-  // The ranks that share every coordinate but those of `axes` with this rank (axes of one grid), ascending by the
-  // masked coordinates with the leftmost axis fastest: group({kDp, kCp}) is the gradient-reduction group.
+  // The ranks that share every coordinate but those of `axes` with this rank (axes of one grid), ascending by
+  // the masked coordinates with the leftmost axis fastest: group({kDp, kCp}) is the gradient-reduction group.
   std::vector<int> group(const std::vector<Axis>& axes) const;
   // Every group of that kind in the world, in the order Megatron creates them.
   std::vector<std::vector<int>> groups(const std::vector<Axis>& axes) const;

@@ -11,8 +11,8 @@
 
 namespace weft {
 
-// A pretended link between ranks, to measure overlap: an operation is done latency + bytes / bandwidth after its last
-// rank has joined it, whatever the ranks do meanwhile.
+// A pretended link between ranks, to measure overlap: an operation is done latency + bytes / bandwidth after
+// its last rank has joined it, whatever the ranks do meanwhile.
 struct LinkModel {
   std::chrono::nanoseconds latency{0};
   double bytes_per_second = 0;
@@ -27,9 +27,9 @@ struct LocalOptions {
   std::chrono::milliseconds grace{0};
 };
 
-// Runs body(world) in `ranks` threads and joins them all. The first failure (exception, timeout, ranks of a group whose
-// calls differ) sets a flag that every wait watches; the other ranks leave with Aborted; the first failure is rethrown
-// here, its message naming the rank. No rank can hang for longer than the timeout.
+// Runs body(world) in `ranks` threads and joins them all. The first failure (exception, timeout, ranks of a
+// group whose calls differ) sets a flag that every wait watches; the other ranks leave with Aborted; the
+// first failure is rethrown here, its message naming the rank. No rank can hang for longer than the timeout.
 void run_local_ranks(const LocalOptions& options, const std::function<void(Communicator& world)>& body);
 
 }  // namespace weft
