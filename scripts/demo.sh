@@ -2,13 +2,13 @@
 # The demo, step by step: a King James Bible becomes a tokenizer, a training run on four ranks of this one process, a
 # loss curve and a paragraph of new text. `make demo` calls it after installing and building; nothing is downloaded.
 #
-#   WEFT=build/weft OUT=demo-run RANKS=4 ITERS=560 scripts/demo.sh
+#   WEFT=build/weft OUT=demo-run RANKS=4 ITERS=600 scripts/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 weft=${WEFT:-build/weft}
 out=${OUT:-demo-run}
 ranks=${RANKS:-4}
-iters=${ITERS:-560}
+iters=${ITERS:-600}
 started=${STARTED:-$(date +%s)}
 
 step() { printf '\n== %s\n' "$*"; }
