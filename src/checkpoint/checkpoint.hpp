@@ -21,11 +21,13 @@ struct CheckpointMeta {
   std::map<std::string, std::string> extra_files;  // name -> contents ("tokenizer.json"); rank 0's count
 };
 
-// dp: the ranks that hold the same parameters. tp: those that hold the other parts of them.
+// dp: the ranks that hold the same parameters. tp: those that hold the other parts of them. pp: the other
+// stages.
 struct CheckpointGroups {
   Communicator& world;
   Communicator& dp;
   Communicator& tp;
+  Communicator& pp;
 };
 
 struct SaveOptions {
@@ -40,8 +42,9 @@ struct SaveOptions {
 //
 // All or nothing: when any rank fails, all leave with one text, which says the rank, path, errno's text and
 // byte counts: that rank by an Error, the others by Aborted. What was the latest checkpoint is untouched and
-// still the latest. The bytes depend on nothing but the values and the layout.
-std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const ParamBuffer& buffer,
+// still the latest. The bytes depend on nothing but the values and the layout. Where data-parallel ranks own
+// slices, whole tensors are gathered for it in the memory of the gradients.
+std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer& buffer,
                                       const Optimizer& optimizer, const CheckpointMeta& meta,
                                       const std::filesystem::path& save, const SaveOptions& options = {});
 
@@ -52,13 +55,14 @@ struct LoadOptions {
   bool part_of_model = false;
 };
 
-// Reads this rank's part of master weights and optimizer state and publishes the weights. Not collective.
-// ConfigError naming every tensor that is missing, left over or of another shape; nothing is written then.
+// Reads what this rank owns of master weights and optimizer state and publishes it; what other ranks own of
+// the model's weights the caller then gathers. Not collective. ConfigError naming every tensor that is
+// missing, left over or of another shape; nothing is written then.
 void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuffer& buffer,
                      Optimizer& optimizer, const LoadOptions& options = {});
 
-// Weights alone, from any source: into the master weights, published, or without an optimizer straight into
-// the buffer's. Errors as load_checkpoint.
+// Weights alone, from any source: into the master weights, published as above, or without an optimizer
+// straight into the buffer's. Errors as load_checkpoint.
 void load_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer,
                   bool part_of_model = false);
 

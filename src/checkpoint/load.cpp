@@ -72,9 +72,11 @@ class Comparison {
   std::vector<std::string> missing_, different_, extra_;
 };
 
-// Reads this rank's part of every tensor into `flat`; padding becomes zero.
+// Reads this rank's part of every tensor into `owned` (see ParamBuffer); padding becomes zero.
 template <class Read>
-void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& flat, const Read& read) {
+void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, const Read& read) {
+  const Tensor flat =
+      buffer.distributed() && owned.raw() != buffer.weights().raw() ? buffer.scratch() : owned;
   for_each_part(buffer, [&](const ParamBuffer::Slot& slot, const LogicalTensor& part) {
     Tensor local = slot.param->part_of(ParamBuffer::piece(flat, slot), part);
     if (part.cut < 0) return read(part.name, -1, std::int64_t{0}, std::int64_t{0}, local);
@@ -85,6 +87,7 @@ void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& flat, const
     if (padding > 0) ops::fill(lane, range(real, padding), 0);
     if (real > 0) read(part.name, part.cut, part.begin, real, range(0, real));
   });
+  buffer.keep_owned(lane, flat, owned);
 }
 
 void read_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/checkpoint.hpp"
@@ -16,10 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What one rank writes of one tensor.
+// What one rank writes of one kind of one tensor.
 struct Portion {
   CheckpointTensor tensor;  // with this one piece
-  Tensor values;
+  const ParamBuffer::Slot* slot;
+  const LogicalTensor* part;
+
+  // Out of all values of its kind.
+  Tensor values(const Tensor& full) const;
 };
 
 Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
@@ -28,6 +33,10 @@ Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
   WEFT_CHECK(part.cut == local.rank() - 1, "{} is cut along dim {} of {}", part.name, part.cut,
              to_string(part.global));
   return local.slice_columns(0, part.real_count());
+}
+
+Tensor Portion::values(const Tensor& full) const {
+  return without_padding(slot->param->part_of(ParamBuffer::piece(full, *slot), *part), *part);
 }
 
 // Replicas share the work: the data-parallel rank that writes each slot. The largest go first, each to the
@@ -48,56 +57,75 @@ std::vector<int> writers_of(const ParamBuffer& buffer, int ranks) {
   return writers;
 }
 
-// What is whole on every tensor-parallel rank is written by the first of them.
+// What several tensor-parallel ranks hold is written by the first of them; what another stage owns, there.
+// Kind by kind.
 std::vector<Portion> portions_of_rank(const CheckpointGroups& groups, const ParamBuffer& buffer,
                                       const std::vector<Optimizer::State>& kinds, const std::string& file) {
   const std::vector<int> writers = writers_of(buffer, groups.dp.size());
   std::vector<Portion> portions;
-  for (std::size_t i = 0; i < buffer.slots().size(); ++i) {
-    if (writers[i] != groups.dp.rank()) continue;
-    const ParamBuffer::Slot& slot = buffer.slots()[i];
-    for (const LogicalTensor& part : slot.param->parts()) {
-      if (part.cut < 0 ? groups.tp.rank() != 0 : part.real_count() == 0) continue;
-      for (const auto& [kind, flat] : kinds) {
+  for (const auto& [kind, flat] : kinds) {
+    for (std::size_t i = 0; i < buffer.slots().size(); ++i) {
+      const ParamBuffer::Slot& slot = buffer.slots()[i];
+      if (writers[i] != groups.dp.rank() || slot.param->traits().copy) continue;
+      for (const LogicalTensor& part : slot.param->parts()) {
+        if (!part.primary(groups.tp.rank()) || (part.cut >= 0 && part.real_count() == 0)) continue;
         const CheckpointPiece piece = {.file = file,
                                        .key = kind + "/" + part.name,
                                        .begin = part.cut < 0 ? 0 : part.begin,
                                        .count = part.cut < 0 ? 0 : part.real_count()};
-        const Tensor local = slot.param->part_of(ParamBuffer::piece(flat, slot), part);
         portions.push_back({.tensor = {.kind = kind,
                                        .name = part.name,
                                        .dtype = flat.dtype(),
                                        .shape = part.global,
                                        .cut = part.cut,
                                        .pieces = {piece}},
-                            .values = without_padding(local, part)});
+                            .slot = &slot,
+                            .part = &part});
       }
     }
   }
   return portions;
 }
 
-// Writes tensors one by one; those that are not one block of host memory go through a copy, one at a time.
-CheckpointFile write_shard(Lane& lane, const fs::path& path, const std::vector<Portion>& portions) {
-  std::vector<SafetensorsWriter::Entry> entries;
-  for (const Portion& portion : portions) {
-    entries.push_back({portion.tensor.pieces.front().key, portion.values.dtype(), portion.values.shape()});
+// This rank's file, written kind by kind.
+class Shard {
+ public:
+  Shard(const fs::path& path, const std::vector<Portion>& portions) : path_(path), portions_(portions) {
+    std::vector<SafetensorsWriter::Entry> entries;
+    for (const Portion& portion : portions_) {
+      Shape shape = portion.part->global;
+      if (portion.part->cut >= 0) shape.set(portion.part->cut, portion.part->real_count());
+      entries.push_back({portion.tensor.pieces.front().key, portion.tensor.dtype, shape});
+    }
+    writer_.emplace(path, entries);
   }
-  SafetensorsWriter writer(path, entries);
-  for (const Portion& portion : portions) {
-    const Tensor& values = portion.values;
-    if (values.contiguous() && values.device().kind == DeviceKind::kCpu) {
-      writer.write(values);
-    } else {
+
+  // Tensors one by one; those that are not one block of host memory go through a copy, one at a time.
+  void write(Lane& lane, const std::string& kind, const Tensor& full) {
+    for (const Portion& portion : portions_) {
+      if (portion.tensor.kind != kind) continue;
+      const Tensor values = portion.values(full);
+      if (values.contiguous() && values.device().kind == DeviceKind::kCpu) {
+        writer_->write(values);
+        continue;
+      }
       const auto memory = std::make_unique<std::byte[]>(values.bytes());
       const Tensor copy = Tensor::borrow(memory.get(), values.dtype(), values.shape());
       ops::copy(lane, values, copy);
-      writer.write(copy);
+      writer_->write(copy);
     }
   }
-  writer.commit();
-  return {path.filename().string(), writer.digest().bytes, writer.digest().checksum};
-}
+
+  CheckpointFile commit() {
+    writer_->commit();
+    return {path_.filename().string(), writer_->digest().bytes, writer_->digest().checksum};
+  }
+
+ private:
+  fs::path path_;
+  const std::vector<Portion>& portions_;
+  std::optional<SafetensorsWriter> writer_;
+};
 
 std::vector<CheckpointFile> write_extra_files(const fs::path& folder, const CheckpointMeta& meta) {
   std::vector<CheckpointFile> files;
@@ -148,12 +176,13 @@ void prepare(const fs::path& unfinished) {
 
 }  // namespace
 
-fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const ParamBuffer& buffer,
+fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer& buffer,
                          const Optimizer& optimizer, const CheckpointMeta& meta, const fs::path& save,
                          const SaveOptions& options) {
   std::vector<Optimizer::State> kinds = {{kWeightKind, optimizer.master()}};
-  CheckpointInfo info = info_of(meta, fmt::format(R"({{"ranks": {}, "dp": {}, "tp": {}}})",
-                                                  groups.world.size(), groups.dp.size(), groups.tp.size()));
+  CheckpointInfo info =
+      info_of(meta, fmt::format(R"({{"ranks": {}, "dp": {}, "tp": {}, "pp": {}}})", groups.world.size(),
+                                groups.dp.size(), groups.tp.size(), groups.pp.size()));
   if (options.optimizer_state) {
     for (Optimizer::State& state : optimizer.state()) {
       info.states.push_back(state.name);
@@ -165,17 +194,28 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const Param
   const bool first = groups.world.rank() == 0;
   const fs::path unfinished = unfinished_folder(save, meta.iteration);
   Agreement ranks(lane, groups.world,
-                  fmt::format("saving iteration {} failed on rank {} (dp {}, tp {})", meta.iteration,
-                              groups.world.rank(), groups.dp.rank(), groups.tp.rank()));
+                  fmt::format("saving iteration {} failed on rank {} (dp {}, tp {}, pp {})", meta.iteration,
+                              groups.world.rank(), groups.dp.rank(), groups.tp.rank(), groups.pp.rank()));
   try {
     ranks.all([&] {
       if (first) prepare(unfinished);
     });
     ShardText mine;
+    const std::string file = shard_name(groups.world.rank());
+    const std::vector<Portion> portions = portions_of_rank(groups, buffer, kinds, file);
+    std::optional<Shard> shard;
     ranks.all([&] {
-      const std::string file = shard_name(groups.world.rank());
-      const std::vector<Portion> portions = portions_of_rank(groups, buffer, kinds, file);
-      if (!portions.empty()) mine.files.push_back(write_shard(lane, unfinished / file, portions));
+      if (!portions.empty()) shard.emplace(unfinished / file, portions);
+    });
+    for (const auto& [kind, flat] : kinds) {
+      // Gathering is a collective: a rank that cannot write must not be missed in it.
+      const Tensor full = buffer.gather_owned(lane, flat);
+      ranks.all([&] {
+        if (shard) shard->write(lane, kind, full);
+      });
+    }
+    ranks.all([&] {
+      if (shard) mine.files.push_back(shard->commit());
       for (const Portion& portion : portions) mine.pieces.push_back(portion.tensor);
     });
     const std::vector<std::string> texts = ranks.gather(to_text(mine));

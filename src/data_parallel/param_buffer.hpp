@@ -3,12 +3,20 @@
 //
 // Parameters lie in reverse order of the forward pass, so the first bucket to fill is the first in memory (Li
 // et al. 2020). A tied parameter has a gradient but no weight of its own.
+//
+// Each rank owns the part of every bucket that it updates: all of it, or with `distributed` an equal slice,
+// whatever parameters lie there (ZeRO stage 1, Rajbhandari et al. 2020): gradients are reduce-scattered to
+// their owners, and updated weights gathered from them, bucket by bucket, while the next forward pass has
+// begun. What a rank owns has one order, that of `pieces`; tensors of a number for each owned element (master
+// weights, moments) are flat in it: [owned_elems].
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "nn/gated.hpp"
 #include "nn/param.hpp"
 
 namespace weft {
@@ -18,9 +26,10 @@ struct ParamBufferOptions {
   std::int64_t bucket_elems = 40'000'000;  // a bucket closes when it holds this many (--ddp-bucket-size)
   bool overlap = true;                     // reduce a bucket when it is full; else all at the end of the step
   bool gradients = true;                   // false: weights only (generation)
+  bool distributed = false;                // every rank owns a slice of each bucket; else everything
 };
 
-class ParamBuffer final : public GradSink {
+class ParamBuffer final : public GradSink, public nn::WeightGate {
  public:
   // Takes the memory from the lane and binds every parameter of the set to it. Contents are undefined until
   // initialised or loaded (padding between parameters is zero). `dp` and `params` outlive the buffer.
@@ -31,37 +40,78 @@ class ParamBuffer final : public GradSink {
     std::int64_t offset, elems;  // in the flat weights or gradients
   };
   // Slots of parameters that own their weight, in memory order; offsets are the same in weights(),
-  // gradients() and every flat tensor like them.
+  // gradients() and every full tensor like them.
   const std::vector<Slot>& slots() const { return slots_; }
   const Tensor& weights() const { return weights_; }  // [elems], compute dtype
   // [elems + tied], accumulator type
   const Tensor& gradients() const { return gradients_; }
   std::int64_t elems() const { return elems_; }
-  // The piece of a flat tensor [elems] that belongs to a slot, in the parameter's shape.
-  static Tensor piece(const Tensor& flat, const Slot& slot);
+  // The piece of a full tensor [elems] that belongs to a slot, in the parameter's shape.
+  static Tensor piece(const Tensor& full, const Slot& slot);
 
-  // A step adds `contributions` gradients to each parameter. The lane is used to start reductions until
-  // finish().
+  // --- what this rank owns
+  bool distributed() const { return distributed_; }
+  struct Piece {
+    Param* param;
+    std::int64_t in_param;  // first element, of the parameter
+    std::int64_t elems;
+    std::int64_t offset;  // in weights() and gradients()
+    std::int64_t owned;   // in a flat tensor of what is owned
+  };
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  std::int64_t owned_elems() const { return owned_elems_; }
+  // The part of rows [row, row + rows) of a parameter's gradient that this rank owns, flat; empty: nothing.
+  Tensor owned_gradient(const Param& param, std::int64_t row, std::int64_t rows) const;
+
+  // From a full tensor [elems] (of any floating dtype) to what is owned of it, and back: collective, the
+  // result is `owned` itself where this rank owns everything; else it lies in the memory of the gradients,
+  // which are lost, until the next step or call.
+  void keep_owned(Lane& lane, const Tensor& full, const Tensor& owned) const;
+  Tensor gather_owned(Lane& lane, const Tensor& owned);
+  // Memory [elems] of the accumulator type for a full tensor: the gradients', which are lost.
+  Tensor scratch() const { return gradients_.slice(0, elems_); }
+
+  // --- a step
+  // `contributions` gradients will be added to each parameter. The lane is used to start reductions until
+  // finish_step().
   void begin_step(Lane& lane, int contributions);
   void gradient_ready(const Param& param) override;
-  // Waits for every bucket; afterwards all ranks hold Σ over the group in gradients().
+  // Waits for every bucket. Afterwards a rank has Σ over the group in the gradients that it owns; then adds a
+  // tied parameter's gradient to its owner's.
   void finish_step();
+
+  // Gradients whole on every rank, from what each owns. Collective; not part of a step.
+  void gather_gradients(Lane& lane);
+
+  // Starts gathering the weights that their owners have written, in the order in which forward uses them.
+  void start_gather(Lane& lane);
+  // Waits until the weights of a block are whole; finish_gather: until all are. Nothing when none is on its
+  // way.
+  void open(Lane& lane, int block) override;
+  void finish_gather(Lane& lane);
 
  private:
   struct Bucket {
     std::int64_t begin = 0, elems = 0;
     int parameters = 0, missing = 0;
-    Async<Tensor> reduction;
+    Async<Tensor> reduction, gather;
   };
   void reduce(Bucket& bucket);
+  std::int64_t shard_elems(const Bucket& bucket) const;
+  // This rank's part of a bucket, in memory.
+  std::int64_t shard_begin(const Bucket& bucket) const;
+  void find_pieces();
 
   Communicator& dp_;
-  bool overlap_;
+  bool overlap_, distributed_;
   std::vector<Slot> slots_, tied_;
+  std::vector<Piece> pieces_;
   std::vector<Bucket> buckets_;
-  std::vector<std::pair<const Param*, std::size_t>> bucket_of_;
+  std::size_t weight_buckets_ = 0;  // of buckets_; tied gradients follow
+  std::map<const Param*, std::size_t> bucket_of_;
+  std::map<int, std::vector<std::size_t>> buckets_of_block_;  // where its weights lie
   Tensor weights_, gradients_;
-  std::int64_t elems_ = 0;
+  std::int64_t elems_ = 0, owned_elems_ = 0;
   Lane* lane_ = nullptr;
 };
 

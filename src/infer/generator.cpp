@@ -86,7 +86,7 @@ Generator::Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DT
       config_(resolved(config)),
       spec_(inference_spec(config_)),
       dtype_(dtype) {
-  model_ = build(spec_, lane_, {params_, tp_, dtype, positions});
+  model_ = build(spec_, lane_, {.params = params_, .tp = tp_, .dtype = dtype, .positions = positions});
   buffer_ = std::make_unique<ParamBuffer>(lane_, params_, *self_,
                                           ParamBufferOptions{.dtype = dtype, .gradients = false});
 }
@@ -94,8 +94,9 @@ Generator::Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DT
 KvCache Generator::make_cache(std::int64_t positions, std::int64_t rows) {
   KvCache cache;
   for (const LayerSpec& layer : spec_.layers) {
-    const Shape shape{positions, rows,
-                      layer.self_attention.groups / tp_.size() * layer.self_attention.head_dim};
+    const Shape shape{
+        positions, rows,
+        std::max<std::int64_t>(layer.self_attention.groups / tp_.size(), 1) * layer.self_attention.head_dim};
     cache.keys.push_back(lane_.alloc(dtype_, shape, "key/value cache"));
     cache.values.push_back(lane_.alloc(dtype_, shape, "key/value cache"));
   }

@@ -10,10 +10,14 @@
 #include "nn/mlp.hpp"
 #include "nn/norm.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace weft {
 namespace {
+
+constexpr const char* kWords = "embedding.word_embeddings.weight";
+constexpr const char* kOutput = "output_layer.weight";
 
 class Builder {
  public:
@@ -21,69 +25,137 @@ class Builder {
       : spec_(spec), lane_(lane), context_(context), tp_(context.tp.size()), tp_rank_(context.tp.rank()) {}
 
   std::unique_ptr<GptModel> model() {
+    const auto layers = static_cast<std::int64_t>(spec_.layers.size());
+    const StageRange stage = context_.stage.value_or(StageRange{true, 0, layers, true});
     GptModel::Parts parts;
     parts.shared = std::make_unique<GptModel::Shared>();
-    parts.shared->border = std::make_unique<nn::ReplicatedBorder>(context_.tp);
     shared_ = parts.shared.get();
-    const Param& words = *word_embeddings();
-    const std::int64_t first_row = tp_rank_ * padded_vocab_per_rank(spec_, tp_);
-    parts.embedding = std::make_unique<nn::Embedding>(
-        border(), words, first_row, spec_.embedding.learned_positions ? position_embeddings() : nullptr,
-        spec_.embedding.dropout, nn::dropout_site(-1, "embedding"));
-    for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
-      parts.layers.push_back(layer(spec_.layers[i], static_cast<std::int64_t>(i)));
+    if (spec_.sequence_parallel) {
+      shared_->border = std::make_unique<nn::SequenceParallelBorder>(context_.tp);
+    } else {
+      shared_->border = std::make_unique<nn::ReplicatedBorder>(context_.tp);
     }
-    parts.final_norm = norm(spec_.final_norm, "decoder.final_layernorm");
-    const Param& output =
-        spec_.output.tied ? *context_.params.add_tied("output_layer.weight", words) : *output_weight();
-    parts.head = std::make_unique<nn::LanguageModelHead>(
-        border(), output,
-        ops::CrossEntropyOptions{.vocabulary = spec_.vocab_size,
-                                 .first = first_row,
-                                 .label_smoothing = spec_.output.label_smoothing,
-                                 .z_loss = spec_.output.z_loss});
+    if (stage.embedding) {
+      parts.entry = gated(embedding_entry());
+    } else {
+      parts.entry = std::make_unique<ReceivedEntry>();
+    }
+    parts.first_layer = stage.first_layer;
+    for (std::int64_t i = stage.first_layer; i < stage.first_layer + stage.layers; ++i) {
+      block_ = static_cast<int>(1 + i);
+      parts.layers.push_back(gated(layer(spec_.layers[static_cast<std::size_t>(i)], i)));
+    }
+    block_ = static_cast<int>(1 + layers);
+    if (stage.loss) {
+      parts.exit = gated(loss_exit());
+    } else {
+      parts.exit = std::make_unique<SentExit>();
+    }
     return std::make_unique<GptModel>(std::move(parts));
   }
 
  private:
   const nn::TensorParallelBorder& border() const { return *shared_->border; }
   static Init random(double std) { return {Init::Kind::kNormal, std}; }
+  ParamTraits traits(bool decay) const { return {.decay = decay, .block = block_}; }
+  std::int64_t first_row() const { return tp_rank_ * padded_vocab_per_rank(spec_, tp_); }
+
+  std::unique_ptr<nn::Layer> gated(std::unique_ptr<nn::Layer> layer) const {
+    if (context_.gate == nullptr) return layer;
+    return std::make_unique<nn::GatedLayer>(*context_.gate, block_, std::move(layer));
+  }
+  std::unique_ptr<StageEntry> gated(std::unique_ptr<StageEntry> entry) const {
+    if (context_.gate == nullptr) return entry;
+    return std::make_unique<GatedEntry>(*context_.gate, block_, std::move(entry));
+  }
+  std::unique_ptr<StageExit> gated(std::unique_ptr<StageExit> exit) const {
+    if (context_.gate == nullptr) return exit;
+    // A tied output layer uses the embeddings, which are block 0.
+    const std::vector<int> blocks =
+        spec_.output.tied ? std::vector<int>{block_, 0} : std::vector<int>{block_};
+    return std::make_unique<GatedExit>(*context_.gate, blocks, std::move(exit));
+  }
+
+  std::unique_ptr<StageEntry> embedding_entry() {
+    const Param& words = *word_embeddings(kWords, false);
+    return std::make_unique<EmbeddingEntry>(nn::Embedding(
+        border(), words, first_row(), spec_.embedding.learned_positions ? position_embeddings() : nullptr,
+        spec_.embedding.dropout, nn::dropout_site(-1, "embedding")));
+  }
+
+  std::unique_ptr<StageExit> loss_exit() {
+    std::unique_ptr<nn::Norm> final_norm = norm(spec_.final_norm, "decoder.final_layernorm");
+    return std::make_unique<LossExit>(std::move(final_norm),
+                                      nn::LanguageModelHead(border(), output_weight(),
+                                                            {.vocabulary = spec_.vocab_size,
+                                                             .first = first_row(),
+                                                             .label_smoothing = spec_.output.label_smoothing,
+                                                             .z_loss = spec_.output.z_loss}));
+  }
+
+  // Of a tied model: the word embeddings themselves where the first stage is here too, else a copy of them.
+  const Param& output_weight() {
+    if (!spec_.output.tied) return *own_output_weight();
+    const Param* words = context_.params.find(kWords);
+    return words != nullptr ? *context_.params.add_tied(kOutput, *words) : *word_embeddings(kOutput, true);
+  }
 
   // Logical tensors: whole, or indices [rank · size/tp, ...) of one dim. `padded` > global size: vocabulary
-  // padding.
-  static LogicalTensor whole(const std::string& name, const Shape& global, Init init) {
-    return {name, global, -1, 0, global[0], 0, init};
+  // padding. What is whole is used outside the tensor-parallel regions, where under sequence parallel every
+  // rank sees its rows only.
+  LogicalTensor whole(const std::string& name, const Shape& global, Init init) const {
+    return {.name = name,
+            .global = global,
+            .count = global[0],
+            .init = init,
+            .partial_gradient = spec_.sequence_parallel && tp_ > 1};
   }
   LogicalTensor cut(const std::string& name, const Shape& global, int dim, Init init,
                     std::int64_t padded = 0) const {
     const std::int64_t count = (padded > 0 ? padded : global[dim]) / tp_;
-    return {name, global, dim, tp_rank_ * count, count, 0, init};
+    return {
+        .name = name, .global = global, .cut = dim, .begin = tp_rank_ * count, .count = count, .init = init};
+  }
+  // Rows of key or value heads: [rank · groups / tp, ...) of the groups, and at least one.
+  LogicalTensor cut_groups(const std::string& name, const Shape& global, std::int64_t groups,
+                           Init init) const {
+    if (groups >= tp_) return cut(name, global, 0, init);
+    const int replicas = tp_ / static_cast<int>(groups);
+    const std::int64_t count = global[0] / groups;
+    return {.name = name,
+            .global = global,
+            .cut = 0,
+            .begin = tp_rank_ / replicas * count,
+            .count = count,
+            .init = init,
+            .replicas = replicas,
+            .replica = tp_rank_ % replicas,
+            .partial_gradient = true};
   }
 
   const Param* vector(const std::string& name, std::int64_t size, Init init) {
-    return context_.params.add(name, {whole(name, {size}, init)}, false);
+    return context_.params.add(name, {whole(name, {size}, init)}, traits(false));
   }
 
-  const Param* word_embeddings() {
-    const std::string name = "embedding.word_embeddings.weight";
+  // The first stage's, or the last stage's copy under another name.
+  const Param* word_embeddings(const char* name, bool copy) {
     return context_.params.add(
         name,
-        {cut(name, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
+        {cut(kWords, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
              tp_ * padded_vocab_per_rank(spec_, tp_))},
-        true);
+        {.decay = true, .block = 0, .own_bucket = spec_.output.tied, .copy = copy});
   }
   const Param* position_embeddings() {
     const std::string name = "embedding.position_embeddings.weight";
     return context_.params.add(
         name, {whole(name, {spec_.max_positions, spec_.hidden_size}, random(spec_.embedding.init_std))},
-        true);
+        traits(true));
   }
-  const Param* output_weight() {
-    const std::string name = "output_layer.weight";
-    return context_.params.add(name,
-                               {cut(name, {spec_.vocab_size, spec_.hidden_size}, 0,
+  const Param* own_output_weight() {
+    return context_.params.add(kOutput,
+                               {cut(kOutput, {spec_.vocab_size, spec_.hidden_size}, 0,
                                     random(spec_.output.init_std), tp_ * padded_vocab_per_rank(spec_, tp_))},
-                               true);
+                               traits(true));
   }
 
   std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
@@ -97,18 +169,22 @@ class Builder {
   struct Rows {
     std::string name;
     std::int64_t size;
+    std::int64_t groups = 0;  // key/value heads, of which a rank has at least one; 0: rows to cut anywhere
   };
   std::unique_ptr<nn::Linear> column_linear(const LinearSpec& spec, const std::string& prefix,
                                             const std::string& fused, const std::vector<Rows>& rows) {
     std::vector<LogicalTensor> weights, biases;
     for (const Rows& r : rows) {
+      const auto rows_of = [&](const std::string& name, const Shape& global, Init init) {
+        return r.groups > 0 ? cut_groups(name, global, r.groups, init) : cut(name, global, 0, init);
+      };
       weights.push_back(
-          cut(prefix + r.name + ".weight", {r.size, spec_.hidden_size}, 0, random(spec.init_std)));
-      biases.push_back(cut(prefix + r.name + ".bias", {r.size}, 0, {}));
+          rows_of(prefix + r.name + ".weight", {r.size, spec_.hidden_size}, random(spec.init_std)));
+      biases.push_back(rows_of(prefix + r.name + ".bias", {r.size}, {}));
     }
-    const Param* weight = context_.params.add(prefix + fused + ".weight", std::move(weights), true);
+    const Param* weight = context_.params.add(prefix + fused + ".weight", std::move(weights), traits(true));
     const Param* bias =
-        spec.bias ? context_.params.add(prefix + fused + ".bias", std::move(biases), false) : nullptr;
+        spec.bias ? context_.params.add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
     return std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias);
   }
 
@@ -116,7 +192,7 @@ class Builder {
                                          std::int64_t inputs) {
     const Param* weight = context_.params.add(
         name + ".weight", {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))},
-        true);
+        traits(true));
     return std::make_unique<nn::RowParallelLinear>(border(), *weight);
   }
 
@@ -124,7 +200,7 @@ class Builder {
                                                     const std::string& name, std::int64_t layer,
                                                     const char* place) {
     const Param* bias = linear.bias ? vector(name + ".bias", spec_.hidden_size, {}) : nullptr;
-    return std::make_unique<nn::BiasDropoutAdd>(bias, spec.dropout, nn::dropout_site(layer, place));
+    return std::make_unique<nn::BiasDropoutAdd>(border(), bias, spec.dropout, nn::dropout_site(layer, place));
   }
 
   std::unique_ptr<nn::CoreAttention> core_attention(const SelfAttentionSpec& spec, std::int64_t layer) {
@@ -151,11 +227,12 @@ class Builder {
   std::unique_ptr<nn::Sublayer> self_attention(const SelfAttentionSpec& spec, const std::string& prefix,
                                                std::int64_t layer) {
     const std::int64_t q = spec.heads * spec.head_dim, kv = spec.groups * spec.head_dim;
-    auto qkv =
-        column_linear(spec.qkv, prefix, "linear_qkv", {{"linear_q", q}, {"linear_k", kv}, {"linear_v", kv}});
+    auto qkv = column_linear(spec.qkv, prefix, "linear_qkv",
+                             {{"linear_q", q}, {"linear_k", kv, spec.groups}, {"linear_v", kv, spec.groups}});
     return std::make_unique<nn::SelfAttention>(
-        nn::HeadCounts{spec.heads / tp_, spec.groups / tp_, spec.head_dim}, std::move(qkv), rotation(spec),
-        core_attention(spec, layer), row_linear(spec.proj, prefix + "linear_proj", q));
+        nn::HeadCounts{spec.heads / tp_, std::max<std::int64_t>(spec.groups / tp_, 1), spec.head_dim},
+        std::move(qkv), rotation(spec), core_attention(spec, layer),
+        row_linear(spec.proj, prefix + "linear_proj", q));
   }
 
   std::unique_ptr<nn::Sublayer> mlp(const MlpSpec& spec, const std::string& prefix) {
@@ -191,6 +268,7 @@ class Builder {
   Lane& lane_;
   const BuildContext& context_;
   int tp_, tp_rank_;
+  int block_ = 0;  // see ParamTraits
   GptModel::Shared* shared_ = nullptr;
 };
 
@@ -206,6 +284,28 @@ std::unique_ptr<GptModel> build(const ModelSpec& spec, Lane& lane, const BuildCo
     throw ConfigError(std::move(problems));
   }
   return Builder(spec, lane, context).model();
+}
+
+std::vector<LogicalTensor> logical_tensors(const ModelSpec& spec, const StageRange& stage) {
+  const std::unique_ptr<Arena> arena = Arena::meta();
+  Workers workers(1);
+  Lane lane{*arena, workers, {}};
+  const std::unique_ptr<Communicator> self = self_communicator("tp");
+  ParamSet params;
+  ModelSpec one_rank = spec;
+  one_rank.sequence_parallel = false;
+  build(
+      one_rank, lane,
+      {.params = params, .tp = *self, .dtype = DType::kF32, .positions = spec.max_positions, .stage = stage});
+  std::vector<LogicalTensor> tensors;
+  for (const auto& param : params.all()) {
+    if (param->owner() != nullptr || param->traits().copy) continue;
+    for (LogicalTensor part : param->parts()) {
+      part.count = part.global[std::max(part.cut, 0)];
+      tensors.push_back(std::move(part));
+    }
+  }
+  return tensors;
 }
 
 }  // namespace weft

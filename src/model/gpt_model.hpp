@@ -1,4 +1,6 @@
-// GptModel: embedding, layers, final norm, output layer and loss.
+// GptModel: one stage of the model, from its entry (embedding, or what the stage before sent) through its
+// layers to its exit (loss, or what the next stage is sent). A model that is not cut is one stage with both
+// ends.
 #pragma once
 
 #include <memory>
@@ -7,8 +9,8 @@
 #include <vector>
 
 #include "model/spec.hpp"
-#include "nn/embedding.hpp"
-#include "nn/head.hpp"
+#include "model/stage_ends.hpp"
+#include "model/stage_split.hpp"
 #include "nn/module.hpp"
 #include "ops/rope.hpp"
 
@@ -23,27 +25,30 @@ class GptModel {
   };
   struct Parts {
     std::unique_ptr<Shared> shared;
-    std::unique_ptr<nn::Embedding> embedding;
+    std::unique_ptr<StageEntry> entry;
+    std::int64_t first_layer = 0;  // number of layers.front() in the whole model
     std::vector<std::unique_ptr<nn::Layer>> layers;
-    std::unique_ptr<nn::Norm> final_norm;
-    std::unique_ptr<nn::LanguageModelHead> head;
+    std::unique_ptr<StageExit> exit;
   };
   explicit GptModel(Parts parts) : parts_(std::move(parts)) {}
 
-  // Sets mb.losses: the loss of each token, [s · b].
-  void forward(Lane& lane, Microbatch& mb) const;
-  // Adds the gradient of mb.loss_scale · Σ losses to every parameter's main_grad.
-  void backward(Lane& lane, Microbatch& mb) const;
-  // Logits of this rank's part of the vocabulary [s, b, V_padded/tp].
-  Tensor logits(Lane& lane, Microbatch& mb) const;
-  // The last position's logits [1, b, V_padded/tp] (generation).
+  // `received` and the result: activations between stages [s, b, h] (under sequence parallel [s/tp, b, h]);
+  // undefined where there is no other stage. The last stage sets mb.losses: the loss of each token, [s · b].
+  Tensor forward(Lane& lane, const Tensor& received, Microbatch& mb) const;
+  // Adds the gradient of mb.loss_scale · Σ losses to every parameter's main_grad, or defers it to mb.later;
+  // `received` and the result: gradients between stages.
+  Tensor backward(Lane& lane, const Tensor& received, Microbatch& mb) const;
+  // forward without a loss: the last stage gives the logits of this rank's part of the vocabulary
+  // [s, b, V_padded/tp].
+  Tensor look(Lane& lane, const Tensor& received, Microbatch& mb) const;
+  // The same for the last position only: [1, b, V_padded/tp] (generation; a model of one stage).
   Tensor last_logits(Lane& lane, Microbatch& mb) const;
-  // Runs the forward pass part by part and names the first one with a NaN or infinity in its output; empty:
-  // none.
-  std::string first_nonfinite(Lane& lane, Microbatch& mb) const;
+  // Runs forward part by part and names the first one whose output has a NaN or infinity, what was received
+  // included ("what it received"); empty: none.
+  std::string first_nonfinite(Lane& lane, const Tensor& received, Microbatch& mb, Tensor* sent) const;
 
  private:
-  Tensor hidden(Lane& lane, Microbatch& mb) const;
+  Tensor through_layers(Lane& lane, const Tensor& received, Microbatch& mb) const;
   Parts parts_;
 };
 
@@ -51,13 +56,18 @@ class GptModel {
 struct BuildContext {
   ParamSet& params;
   Communicator& tp;
-  DType dtype;             // of weights and activations
-  std::int64_t positions;  // longest sequence that will be seen (rows of the rotary table)
+  DType dtype;                      // of weights and activations
+  std::int64_t positions;           // longest sequence that will be seen (rows of the rotary table)
+  std::optional<StageRange> stage;  // none: the whole model
+  nn::WeightGate* gate = nullptr;   // null: weights are whole before a forward pass begins
 };
 
 // The objects of a spec. The parameters get their memory later (data_parallel); tables are taken from the
-// lane now.
+// lane now. Stages that are built over one set share what they have in common (a tied model's embeddings).
 std::unique_ptr<GptModel> build(const ModelSpec& spec, Lane& lane, const BuildContext& context);
+
+// Every tensor that a stage owns, whole, in the order of the forward pass.
+std::vector<LogicalTensor> logical_tensors(const ModelSpec& spec, const StageRange& stage);
 
 // Rows of the vocabulary on one tensor-parallel rank, padding included.
 std::int64_t padded_vocab_per_rank(const ModelSpec& spec, int tensor_parallel_size);

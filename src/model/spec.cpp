@@ -130,7 +130,11 @@ std::vector<std::string> validate(const ModelSpec& spec, int tp) {
     const SelfAttentionSpec& a = spec.layers[i].self_attention;
     if (i > 0 && spec.layers[i] == spec.layers[i - 1]) continue;
     divides(a.heads, "--num-attention-heads");
-    divides(a.groups, "--num-query-groups");
+    if (a.groups % tp != 0 && tp % a.groups != 0) {
+      problems.push_back(
+          fmt::format("--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other",
+                      a.groups, tp));
+    }
     divides(std::get<MlpSpec>(spec.layers[i].mlp).ffn_hidden_size, "--ffn-hidden-size");
     if (a.rotary != spec.layers[0].self_attention.rotary) {
       problems.push_back(

@@ -96,6 +96,8 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;
   NormSpec final_norm;
   OutputSpec output;
+  // Between tensor-parallel regions a rank has its part of the sequence only (Korthikanti et al. 2022).
+  bool sequence_parallel = false;
   bool operator==(const ModelSpec&) const = default;
 };
 

@@ -4,13 +4,6 @@
 #include "ops/gemm.hpp"
 
 namespace weft::nn {
-namespace {
-
-ops::DropoutSite at(const Microbatch& mb, double p, std::uint64_t site) {
-  return {.p = p, .key = mb.dropout_key.with(site), .sample_ids = mb.batch.sample_ids};
-}
-
-}  // namespace
 
 std::uint64_t dropout_site(std::int64_t layer, std::string_view place) {
   return RandomKey{}.with(static_cast<std::uint64_t>(layer)).with(place).value;
@@ -18,11 +11,18 @@ std::uint64_t dropout_site(std::int64_t layer, std::string_view place) {
 
 Tensor BiasDropoutAdd::forward(Lane& lane, const Tensor& x, const Tensor& residual, Microbatch& mb) const {
   return ops::bias_dropout_add(lane, x, bias_ != nullptr ? bias_->weight() : Tensor(), residual,
-                               at(mb, p_, site_));
+                               {.p = p_,
+                                .key = mb.dropout_key.with(site_),
+                                .sample_ids = mb.batch.sample_ids,
+                                .first_token = border_.first_outside(x.dim(0))});
 }
 
 Tensor BiasDropoutAdd::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
-  Tensor dx = ops::dropout_backward(lane, dy, at(mb, p_, site_));
+  Tensor dx = ops::dropout_backward(lane, dy,
+                                    {.p = p_,
+                                     .key = mb.dropout_key.with(site_),
+                                     .sample_ids = mb.batch.sample_ids,
+                                     .first_token = border_.first_outside(dy.dim(0))});
   if (bias_ != nullptr) {
     ops::bias_gradient(lane, dx, bias_->main_grad(), bias_->beta());
     bias_->ready();

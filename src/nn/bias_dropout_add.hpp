@@ -3,18 +3,21 @@
 
 #include "nn/module.hpp"
 #include "nn/param.hpp"
+#include "nn/tensor_parallel.hpp"
 
 namespace weft::nn {
 
 class BiasDropoutAdd final : public ResidualAdd {
  public:
-  // bias may be null; `site` tells this place from every other one in the model (see dropout_site).
-  BiasDropoutAdd(const Param* bias, double dropout, std::uint64_t site)
-      : bias_(bias), p_(dropout), site_(site) {}
+  // Lies outside the tensor-parallel regions. bias may be null; `site` tells this place from every other one
+  // in the model (see dropout_site).
+  BiasDropoutAdd(const TensorParallelBorder& border, const Param* bias, double dropout, std::uint64_t site)
+      : border_(border), bias_(bias), p_(dropout), site_(site) {}
   Tensor forward(Lane& lane, const Tensor& x, const Tensor& residual, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
 
  private:
+  const TensorParallelBorder& border_;
   const Param* bias_;
   double p_;
   std::uint64_t site_;

@@ -5,22 +5,30 @@
 
 namespace weft::nn {
 
+ops::DropoutSite Embedding::site(const Microbatch& mb, std::int64_t rows) const {
+  return {.p = p_,
+          .key = mb.dropout_key.with(site_),
+          .sample_ids = mb.batch.sample_ids,
+          .first_token = border_.first_outside(rows)};
+}
+
 Tensor Embedding::forward(Lane& lane, Microbatch& mb) const {
   const Tensor partial = ops::embedding(lane, mb.batch.tokens, words_.weight(), first_row_);
   const Tensor x = border_.combine(lane, partial).wait(lane);
-  if (positions_ != nullptr) ops::add_positions(lane, x, positions_->weight(), mb.batch.first_position);
+  const std::int64_t rows = x.dim(0);
+  if (positions_ != nullptr) {
+    ops::add_positions(lane, x, positions_->weight(), mb.batch.first_position + border_.first_outside(rows));
+  }
   if (p_ == 0) return x;
-  return ops::bias_dropout_add(
-      lane, x, Tensor(), Tensor(),
-      {.p = p_, .key = mb.dropout_key.with(site_), .sample_ids = mb.batch.sample_ids});
+  return ops::bias_dropout_add(lane, x, Tensor(), Tensor(), site(mb, rows));
 }
 
 void Embedding::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
-  const Tensor dx = ops::dropout_backward(
-      lane, dy, {.p = p_, .key = mb.dropout_key.with(site_), .sample_ids = mb.batch.sample_ids});
+  const std::int64_t rows = dy.dim(0);
+  const Tensor dx = ops::dropout_backward(lane, dy, site(mb, rows));
   if (positions_ != nullptr) {
-    ops::add_positions_backward(lane, dx, positions_->main_grad(), mb.batch.first_position,
-                                positions_->beta());
+    ops::add_positions_backward(lane, dx, positions_->main_grad(),
+                                mb.batch.first_position + border_.first_outside(rows), positions_->beta());
     positions_->ready();
   }
   const Tensor dx_full = border_.spread(lane, dx).wait(lane);

@@ -4,6 +4,7 @@
 #include "nn/microbatch.hpp"
 #include "nn/param.hpp"
 #include "nn/tensor_parallel.hpp"
+#include "ops/dropout.hpp"
 
 namespace weft::nn {
 
@@ -24,6 +25,9 @@ class Embedding {
   void backward(Lane& lane, const Tensor& dy, Microbatch& mb) const;
 
  private:
+  // The dropout of this rank's `rows` rows of the sequence.
+  ops::DropoutSite site(const Microbatch& mb, std::int64_t rows) const;
+
   const TensorParallelBorder& border_;
   const Param& words_;
   std::int64_t first_row_;

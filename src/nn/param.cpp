@@ -15,8 +15,8 @@ std::int64_t LogicalTensor::real_count() const {
   return std::clamp<std::int64_t>(global[cut] - begin, 0, count);
 }
 
-Param::Param(std::string name, Shape local, std::vector<LogicalTensor> parts, bool decay)
-    : name_(std::move(name)), local_(local), parts_(std::move(parts)), decay_(decay) {
+Param::Param(std::string name, Shape local, std::vector<LogicalTensor> parts, const ParamTraits& traits)
+    : name_(std::move(name)), local_(local), parts_(std::move(parts)), traits_(traits) {
   std::int64_t rows = 0;
   for (const LogicalTensor& part : parts_) {
     WEFT_CHECK(part.local_row == rows, "{}: part {} starts at row {}, expected {}", name_, part.name,
@@ -45,7 +45,7 @@ void Param::ready() const {
   if (contributions_ == expected_ && sink_ != nullptr) sink_->gradient_ready(*this);
 }
 
-Param* ParamSet::add(const std::string& name, std::vector<LogicalTensor> parts, bool decay) {
+Param* ParamSet::add(const std::string& name, std::vector<LogicalTensor> parts, const ParamTraits& traits) {
   Shape local = parts.front().local_shape();
   std::int64_t rows = 0;
   for (LogicalTensor& part : parts) {
@@ -58,13 +58,13 @@ Param* ParamSet::add(const std::string& name, std::vector<LogicalTensor> parts, 
                name, to_string(existing->local_shape()), to_string(local));
     return existing;
   }
-  params_.push_back(std::make_unique<Param>(name, local, std::move(parts), decay));
+  params_.push_back(std::make_unique<Param>(name, local, std::move(parts), traits));
   return params_.back().get();
 }
 
 Param* ParamSet::add_tied(const std::string& name, const Param& owner) {
   if (Param* existing = find(name)) return existing;
-  params_.push_back(std::make_unique<Param>(name, owner.local_shape(), owner.parts(), owner.decay()));
+  params_.push_back(std::make_unique<Param>(name, owner.local_shape(), owner.parts(), owner.traits()));
   params_.back()->owner_ = &owner;
   return params_.back().get();
 }

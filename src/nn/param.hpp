@@ -34,11 +34,20 @@ struct LogicalTensor {
   std::int64_t count = 0;
   std::int64_t local_row = 0;  // first row of this part inside the Param's local tensor
   Init init;
+  // Where there are more tensor-parallel ranks than key/value groups, `replicas` neighbouring ranks hold the
+  // same piece; this rank is number `replica` of them. (What is not cut at all is on every rank anyway.)
+  int replicas = 1, replica = 0;
+  // Every rank that holds this piece computes a part of its gradient, and the parts must be added up: the
+  // replicas above, and what is used inside a sequence-parallel region. Otherwise all of them compute the
+  // same.
+  bool partial_gradient = false;
 
   // `global` with dim `cut` replaced by `count`: padding included.
   Shape local_shape() const;
   // Of `count`, the indices that exist in the global tensor.
   std::int64_t real_count() const;
+  // Of the tensor-parallel ranks that hold this piece, the one that counts it and writes it.
+  bool primary(int tp_rank) const { return cut < 0 ? tp_rank == 0 : replica == 0; }
 };
 
 // Told when a parameter's gradient has all its contributions (data_parallel implements it).
@@ -48,15 +57,30 @@ class GradSink {
   virtual void gradient_ready(const class Param& param) = 0;
 };
 
+struct ParamTraits {
+  bool decay = false;  // weight decay applies: two dims and not a bias
+  // Place in the model, wherever it is cut into stages: 0 the embedding, 1 + layer, and what follows the
+  // layers.
+  int block = 0;
+  // Lies in a bucket of its own, so that the word embeddings of two stages are cut alike over data-parallel
+  // ranks.
+  bool own_bucket = false;
+  // Another stage's parameter, held here a second time (the word embeddings of a tied model, on the last
+  // stage): drawn and loaded like it, updated with the same sum of gradients, but neither counted nor
+  // written.
+  bool copy = false;
+};
+
 class Param {
  public:
   // `local` = the parts, one below the other.
-  Param(std::string name, Shape local, std::vector<LogicalTensor> parts, bool decay);
+  Param(std::string name, Shape local, std::vector<LogicalTensor> parts, const ParamTraits& traits);
 
   const std::string& name() const { return name_; }
   const Shape& local_shape() const { return local_; }
   const std::vector<LogicalTensor>& parts() const { return parts_; }
-  bool decay() const { return decay_; }  // weight decay applies: two dims and not a bias
+  const ParamTraits& traits() const { return traits_; }
+  bool decay() const { return traits_.decay; }
   // A second use of another parameter's weight (a tied output layer): weight() is the owner's memory,
   // main_grad() is its own and is added to the owner's once, after the step's last contribution. Null for
   // every other parameter.
@@ -88,7 +112,7 @@ class Param {
   std::string name_;
   Shape local_;
   std::vector<LogicalTensor> parts_;
-  bool decay_;
+  ParamTraits traits_;
   const Param* owner_ = nullptr;
   Tensor weight_, main_grad_;
   GradSink* sink_ = nullptr;
@@ -101,7 +125,7 @@ class ParamSet {
  public:
   // A new parameter, or the one of this name that an earlier build over the same set has made (the training,
   // evaluation and generation forms of a model share their parameters). Parts in order of their rows.
-  Param* add(const std::string& name, std::vector<LogicalTensor> parts, bool decay);
+  Param* add(const std::string& name, std::vector<LogicalTensor> parts, const ParamTraits& traits);
   Param* add_tied(const std::string& name, const Param& owner);
   const std::vector<std::unique_ptr<Param>>& all() const { return params_; }
   Param* find(const std::string& name) const;

@@ -21,6 +21,8 @@ class TensorParallelBorder {
   virtual Async<Tensor> combine(Lane& lane, const Tensor& partial) const = 0;
   // Sequence length outside the region for s inside.
   virtual std::int64_t outside(std::int64_t s) const = 0;
+  // Number, in the whole sequence, of this rank's first row outside the region, of `rows` that it has there.
+  virtual std::int64_t first_outside(std::int64_t rows) const = 0;
   Communicator& tp() const { return tp_; }
 
  protected:
@@ -33,6 +35,7 @@ class ReplicatedBorder final : public TensorParallelBorder {
   Async<Tensor> spread(Lane& lane, const Tensor& x) const override;
   Async<Tensor> combine(Lane& lane, const Tensor& partial) const override;
   std::int64_t outside(std::int64_t s) const override { return s; }
+  std::int64_t first_outside(std::int64_t) const override { return 0; }
 };
 
 class SequenceParallelBorder final : public TensorParallelBorder {
@@ -41,6 +44,7 @@ class SequenceParallelBorder final : public TensorParallelBorder {
   Async<Tensor> spread(Lane& lane, const Tensor& x) const override;
   Async<Tensor> combine(Lane& lane, const Tensor& partial) const override;
   std::int64_t outside(std::int64_t s) const override { return s / tp_.size(); }
+  std::int64_t first_outside(std::int64_t rows) const override { return tp_.rank() * rows; }
 };
 
 }  // namespace weft::nn

@@ -7,22 +7,27 @@
 
 namespace weft {
 
-double gradient_norm(Lane& lane, const ParamBuffer& buffer, Communicator& tp, double scale) {
-  const auto n = static_cast<std::int64_t>(buffer.slots().size());
-  // Row 0: parameters cut over tp (to be added over the group); row 1: whole on every rank.
-  const Tensor sums = lane.alloc(DType::kF64, {2, n}, "gradient norm");
+double gradient_norm(Lane& lane, const ParamBuffer& buffer, int blocks, int tp_rank, Communicator& model,
+                     Communicator& dp, double scale) {
+  const Tensor sums = lane.alloc(DType::kF64, {blocks}, "gradient norm");
   ops::fill(lane, sums, 0);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const ParamBuffer::Slot& slot = buffer.slots()[static_cast<std::size_t>(i)];
-    const bool cut = slot.param->parts().front().cut >= 0;
-    ops::sum_of_squares(lane, buffer.gradients().slice(slot.offset, slot.elems),
-                        sums.slice(cut ? 0 : 1, 1).view({n}).slice(i, 1));
+  const Tensor sum = lane.alloc(DType::kF64, {1}, "gradient norm");
+  for (const ParamBuffer::Slot& slot : buffer.slots()) {
+    const Param& param = *slot.param;
+    if (param.traits().copy) continue;
+    for (const LogicalTensor& part : param.parts()) {
+      if (!part.primary(tp_rank)) continue;
+      const Tensor gradient = buffer.owned_gradient(param, part.local_row, part.local_shape()[0]);
+      if (gradient.elems() == 0) continue;
+      ops::sum_of_squares(lane, gradient, sum);
+      ops::add_in_place(lane, sums.slice(param.traits().block, 1), sum);
+    }
   }
-  tp.all_reduce(lane, sums.slice(0, 1)).wait(lane);
+  if (buffer.distributed()) dp.all_reduce(lane, sums).wait(lane);
+  model.all_reduce(lane, sums).wait(lane);
   if (lane.meta()) return 0;
-  const double* s = sums.data<double>();
   double total = 0;
-  for (std::int64_t i = 0; i < n; ++i) total += s[i] + s[n + i];
+  for (const double block : sums.values<double>()) total += block;
   return std::sqrt(total) * scale;
 }
 

@@ -11,18 +11,29 @@ class MasterWeights {
  public:
   MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer) {
     const DType type = accumulator_of(buffer.weights().dtype());
-    // fp32 (and fp64) models update their weights in place.
-    master_ = type == buffer.weights().dtype() ? buffer.weights() : zeros(lane, "master weights");
+    // fp32 (and fp64) models update their weights in place, where those that are owned lie in one piece.
+    const bool in_place = type == buffer.weights().dtype() && !buffer.distributed();
+    master_ = in_place ? buffer.weights() : zeros(lane, "master weights");
   }
 
   Tensor zeros(Lane& lane, const char* what) const {
-    const Tensor t = lane.alloc(accumulator_of(buffer_.weights().dtype()), {buffer_.elems()}, what);
+    const Tensor t = lane.alloc(accumulator_of(buffer_.weights().dtype()), {buffer_.owned_elems()}, what);
     ops::fill(lane, t, 0);
     return t;
   }
 
   void publish(Lane& lane) const {
-    if (master_.raw() != buffer_.weights().raw()) ops::copy(lane, master_, buffer_.weights());
+    if (master_.raw() == buffer_.weights().raw()) return;
+    for (const ParamBuffer::Piece& piece : buffer_.pieces()) {
+      ops::copy(lane, owned(master_, piece), in_buffer(buffer_.weights(), piece));
+    }
+  }
+
+  static Tensor owned(const Tensor& flat, const ParamBuffer::Piece& piece) {
+    return flat.defined() ? flat.slice(piece.owned, piece.elems) : Tensor();
+  }
+  static Tensor in_buffer(const Tensor& full, const ParamBuffer::Piece& piece) {
+    return full.slice(piece.offset, piece.elems);
   }
 
   const ParamBuffer& buffer() const { return buffer_; }
@@ -43,18 +54,20 @@ class AdamW final : public Optimizer {
 
   void step(Lane& lane, const UpdateStep& update) override {
     ++steps_;
-    for (const ParamBuffer::Slot& slot : master_.buffer().slots()) {
-      const auto flat = [&](const Tensor& t) { return t.slice(slot.offset, slot.elems); };
+    const ParamBuffer& buffer = master_.buffer();
+    for (const ParamBuffer::Piece& piece : buffer.pieces()) {
       ops::adamw(lane,
                  {.lr = update.lr,
                   .beta1 = options_.beta1,
                   .beta2 = options_.beta2,
                   .eps = options_.eps,
-                  .weight_decay = slot.param->decay() ? update.weight_decay : 0,
+                  .weight_decay = piece.param->decay() ? update.weight_decay : 0,
                   .t = steps_,
                   .gradient_scale = update.gradient_scale},
-                 flat(master_.flat()), flat(exp_avg_), flat(exp_avg_sq_), flat(master_.buffer().gradients()),
-                 flat(master_.buffer().weights()));
+                 MasterWeights::owned(master_.flat(), piece), MasterWeights::owned(exp_avg_, piece),
+                 MasterWeights::owned(exp_avg_sq_, piece),
+                 MasterWeights::in_buffer(buffer.gradients(), piece),
+                 MasterWeights::in_buffer(buffer.weights(), piece));
     }
   }
 
@@ -79,16 +92,17 @@ class Sgd final : public Optimizer {
         momentum_(options.momentum != 0 ? master_.zeros(lane, "momentum") : Tensor()) {}
 
   void step(Lane& lane, const UpdateStep& update) override {
-    for (const ParamBuffer::Slot& slot : master_.buffer().slots()) {
-      const auto flat = [&](const Tensor& t) { return t.defined() ? t.slice(slot.offset, slot.elems) : t; };
+    const ParamBuffer& buffer = master_.buffer();
+    for (const ParamBuffer::Piece& piece : buffer.pieces()) {
       ops::sgd(lane,
                {.lr = update.lr,
                 .momentum = options_.momentum,
-                .weight_decay = slot.param->decay() ? update.weight_decay : 0,
+                .weight_decay = piece.param->decay() ? update.weight_decay : 0,
                 .first = steps_ == 0,
                 .gradient_scale = update.gradient_scale},
-               flat(master_.flat()), flat(momentum_), flat(master_.buffer().gradients()),
-               flat(master_.buffer().weights()));
+               MasterWeights::owned(master_.flat(), piece), MasterWeights::owned(momentum_, piece),
+               MasterWeights::in_buffer(buffer.gradients(), piece),
+               MasterWeights::in_buffer(buffer.weights(), piece));
     }
     ++steps_;
   }

@@ -1,4 +1,5 @@
-// Optimizer: fp32 master weights and moments of every parameter of this rank, and the update.
+// Optimizer: fp32 master weights and moments of the parameters that this rank owns (see ParamBuffer), and the
+// update.
 #pragma once
 
 #include <string>
@@ -18,15 +19,16 @@ struct UpdateStep {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
+  // Updates what is owned, in the master and in the model's weights; what others own comes by a gather.
   virtual void step(Lane& lane, const UpdateStep& update) = 0;
 
-  // fp32 weights (fp64 for fp64 models), flat like ParamBuffer::weights(); for fp32 models the weights
-  // themselves.
+  // fp32 weights (fp64 for fp64 models) of what is owned, flat [owned_elems]; the model's weights themselves
+  // where they have that type and are owned whole.
   virtual const Tensor& master() const = 0;
-  // Writes the model's weights from the master's (after initialisation or a load of master weights).
+  // Writes what is owned of the model's weights from the master's (after initialisation or a load).
   virtual void publish(Lane& lane) = 0;
 
-  // What must be saved beside the master weights: flat tensors like the weights, by their name in checkpoints
+  // What must be saved beside the master weights: flat tensors [owned_elems], by their name in checkpoints
   // ("exp_avg", "exp_avg_sq", "momentum").
   struct State {
     std::string name;

@@ -22,8 +22,8 @@ enum class ActionKind : std::uint8_t {
 // between the stages e and e + 1.
 //
 // Messages are started, not waited for: a receive is waited for by the Forward or Backward that reads it, a
-// send before its buffer is used again. A send's stage is the one that made the data, a receive's the one
-// that reads it.
+// send when more of its channel are unfinished than may be (see sends_in_flight). A send's stage is the one
+// that made the data, a receive's the one that reads it.
 struct Action {
   ActionKind kind;
   int stage = 0;

@@ -244,6 +244,17 @@ std::vector<std::string> problems_of(const PipelineShape& s, const PipelineOptio
   return problems;
 }
 
+bool defers_weight_gradients(const PipelineShape& shape) {
+  return shape.gradients_first || shape.schedule == PipelineSchedule::kZbH1 ||
+         shape.schedule == PipelineSchedule::kZbV;
+}
+
+int sends_in_flight(const PipelineShape& shape) {
+  // Interleaved: a whole group passes a chunk before the next rank may turn to it.
+  const int group = shape.group > 0 ? shape.group : shape.ranks;
+  return shape.schedule == PipelineSchedule::kInterleaved ? std::max(2, group) : 2;
+}
+
 int stage_of(const PipelineShape& shape, int rank, int chunk) {
   if (shape.schedule == PipelineSchedule::kZbV && chunk == 1) return 2 * shape.ranks - 1 - rank;
   return chunk * shape.ranks + rank;
@@ -291,8 +302,7 @@ Program make_program(const PipelineShape& shape, int rank) {
     }
   };
   ask_for_next();
-  const bool gradients_first = shape.gradients_first || shape.schedule == PipelineSchedule::kZbH1 ||
-                               shape.schedule == PipelineSchedule::kZbV;
+  const bool gradients_first = defers_weight_gradients(shape);
   Program held;  // the gradient that goes after the weight gradient of its stage
   for (const Action& action : order) {
     Action message{};

@@ -49,6 +49,14 @@ struct PipelineOptionNames {
 // What is wrong with a shape, one line each; the functions below take shapes with nothing wrong.
 std::vector<std::string> problems_of(const PipelineShape& shape, const PipelineOptionNames& names = {});
 
+// Whether weight gradients wait for their WeightGrad; in all others they run within Backward, which may then
+// use what it has gathered.
+bool defers_weight_gradients(const PipelineShape& shape);
+
+// A channel has at most this many unfinished sends, so that what they hold is bounded: enough for no schedule
+// to wait for more than its data.
+int sends_in_flight(const PipelineShape& shape);
+
 // Where stages are. zb-v: chunk 0 is stage r, chunk 1 is stage 2P - 1 - r; all others: chunk c is stage
 // c P + r.
 int stage_of(const PipelineShape& shape, int rank, int chunk);

@@ -58,6 +58,8 @@ class Simulator {
     std::size_t next = 0;
     double clock = 0;
     std::map<int, Queue> queues;
+    std::map<int, int> sends_started;                // by channel
+    std::map<int, std::vector<double>> sends_ended;  // by channel, the times
     int in_flight = 0, pending = 0;
     std::int64_t bytes = 0;
   };
@@ -128,10 +130,24 @@ class Simulator {
       if (is_compute(action.kind)) {
         compute(rank, action, ready);
       } else {
+        if (is_send(action.kind) && !may_send(state, action.channel)) break;
         state.queues[queue_of(action)].waiting.push_back({&action, state.clock});
       }
     }
     return state.next != before;
+  }
+
+  // Whether few enough sends of the channel are unfinished; the rank's clock goes on to when that is so.
+  bool may_send(Rank& state, int channel) {
+    int& started = state.sends_started[channel];
+    const int must_have_ended = input_.sends_in_flight > 0 ? started + 1 - input_.sends_in_flight : 0;
+    if (must_have_ended > 0) {
+      const std::vector<double>& ended = state.sends_ended[channel];
+      if (static_cast<int>(ended.size()) < must_have_ended) return false;
+      state.clock = std::max(state.clock, ended[static_cast<std::size_t>(must_have_ended) - 1]);
+    }
+    ++started;
+    return true;
   }
 
   void compute(std::size_t rank, const Action& action, double begin) {
@@ -196,6 +212,7 @@ class Simulator {
     }
     const double end = std::max({send.time, receive.time, queue.free, other.free}) + input_.message;
     queue.free = other.free = end;
+    ranks_[rank].sends_ended[send.action->channel].push_back(end);
     here_.try_emplace({peer, made_by(*send.action)}, end);
     queue.waiting.pop_front();
     other.waiting.pop_front();
@@ -208,6 +225,7 @@ class Simulator {
       if (state.next < programs_[rank].size()) {
         std::string text =
             fmt::format("rank {} stopped before {}:", rank, to_string(programs_[rank][state.next]));
+        if (is_send(programs_[rank][state.next].kind)) text += " earlier sends of its channel have not ended";
         for (const Data& data : needs(programs_[rank][state.next], last_stage_)) {
           if (!here_.contains({rank, data})) text += " " + why_missing(rank, data);
         }

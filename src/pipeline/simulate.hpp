@@ -2,7 +2,7 @@
 //
 // Messages are rendezvous: one starts when both its send and its receive have been started and are the oldest
 // unfinished messages of their queues, and holds both queues for its time. Computing waits only for the data
-// that it reads.
+// that it reads; a send waits until few enough of its channel are unfinished.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,7 @@ struct StageCost {
 struct SimulationInput {
   std::vector<StageCost> stages = {StageCost{}};  // of every stage, or one for all
   double message = 0;                             // time of a message between ranks
+  int sends_in_flight = 0;                        // unfinished ones of a channel, at most; 0: any number
   Channels channels = Channels::kPerEdge;
 };
 

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 #include "core/log.hpp"
+#include "nn/gather.hpp"
 #include "ops/elementwise.hpp"
+#include "optim/finalize_gradients.hpp"
 #include "optim/gradient_norm.hpp"
 
 namespace weft {
@@ -23,6 +26,22 @@ DType dtype_of_precision(TrainingConfig::Precision precision) {
       return DType::kF64;
   }
   return DType::kF32;
+}
+
+PipelineSchedule schedule_of(ParallelConfig::Schedule schedule) {
+  switch (schedule) {
+    case ParallelConfig::Schedule::kGpipe:
+      return PipelineSchedule::kGpipe;
+    case ParallelConfig::Schedule::k1F1B:
+      return PipelineSchedule::k1F1B;
+    case ParallelConfig::Schedule::kInterleaved:
+      return PipelineSchedule::kInterleaved;
+    case ParallelConfig::Schedule::kZbH1:
+      return PipelineSchedule::kZbH1;
+    case ParallelConfig::Schedule::kZbV:
+      return PipelineSchedule::kZbV;
+  }
+  return PipelineSchedule::k1F1B;
 }
 
 LossScaler scaler_for(const EngineOptions& options) {
@@ -53,8 +72,34 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .on_nonfinite = c.training.on_nonfinite,
           .label_smoothing = c.training.label_smoothing,
           .z_loss = c.training.z_loss_coeff,
+          .layout = layout_of(c.parallel, c.model),
+          .sequence_parallel = c.parallel.sequence_parallel,
+          .distributed_optimizer = c.parallel.use_distributed_optimizer,
           .overlap_grad_reduce = c.parallel.overlap_grad_reduce,
+          .overlap_param_gather = c.parallel.overlap_param_gather,
           .bucket_elems = c.parallel.ddp_bucket_size};
+}
+
+Layout layout_of(const ParallelConfig& p, const ModelConfig& model) {
+  const ModelConfig m = resolved(model);
+  const auto small = [](std::int64_t n) { return static_cast<int>(n); };
+  Layout layout;
+  layout.mesh = {.tp = small(p.tensor_model_parallel_size),
+                 .cp = small(p.context_parallel_size),
+                 .dp = small(data_parallel_size(p)),
+                 .pp = small(p.pipeline_model_parallel_size),
+                 .pp_before_dp = p.use_tp_pp_dp_mapping};
+  layout.pipeline = {.schedule = schedule_of(p.pipeline_schedule),
+                     .ranks = small(p.pipeline_model_parallel_size),
+                     .chunks = small(p.num_virtual_stages_per_pipeline_rank)};
+  const int stages = layout.pipeline.stages();
+  for (int s = 0; s < stages; ++s) {
+    const std::int64_t layers = m.num_layers / stages;
+    layout.stages.push_back({s == 0, s * layers, layers, s == stages - 1});
+  }
+  layout.kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1));
+  layout.tied = m.tied;
+  return layout;
 }
 
 Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
@@ -67,16 +112,26 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
   for (ModelSpec* spec : {&spec_, &evaluation}) {
     spec->output.label_smoothing = options.label_smoothing;
     spec->output.z_loss = options.z_loss;
+    spec->sequence_parallel = options.sequence_parallel;
   }
-  const BuildContext context{params_, groups_.tp, options.dtype, options.sequence_length};
-  model_ = build(spec_, lane_, context);
-  // Without dropout the two models are the same object.
-  if (spec_ != evaluation) evaluation_model_ = build(evaluation, lane_, context);
+  const bool distributed = options.training && options.distributed_optimizer;
+  BuildContext context{
+      .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = options.sequence_length};
+  for (const StageRange& stage : options.layout.stages_of(groups_.mesh().coordinate(Axis::kPp))) {
+    context.stage = stage;
+    context.gate = distributed && options.overlap_param_gather ? &gate_ : nullptr;
+    models_.push_back(build(spec_, lane_, context));
+    context.gate = nullptr;
+    // Without dropout the two models are the same objects.
+    if (spec_ != evaluation) evaluation_models_.push_back(build(evaluation, lane_, context));
+  }
   buffer_ = std::make_unique<ParamBuffer>(
-      lane_, params_, groups_.dp,
+      lane_, params_, groups_.dp(),
       ParamBufferOptions{.dtype = options.dtype,
                          .bucket_elems = options.bucket_elems > 0 ? options.bucket_elems : 40'000'000,
-                         .overlap = options.overlap_grad_reduce});
+                         .overlap = options.overlap_grad_reduce,
+                         .distributed = distributed});
+  gate_.buffer = buffer_.get();
   if (!options.training) return;
   const OptimizerConfig& o = options.optimizer;
   optimizer_ = o.optimizer == OptimizerConfig::Kind::kSgd
@@ -89,12 +144,27 @@ Engine::~Engine() = default;
 
 void Engine::initialize() {
   if (lane_.meta()) return;
-  const Tensor& flat = optimizer_ != nullptr ? optimizer_->master() : buffer_->weights();
+  // Drawn whole, in the precision of the master weights; kept is what this rank owns.
+  const Tensor full = optimizer_ == nullptr    ? buffer_->weights()
+                      : buffer_->distributed() ? buffer_->scratch()
+                                               : optimizer_->master();
   for (const ParamBuffer::Slot& slot : buffer_->slots()) {
-    weft::initialize(lane_.workers, *slot.param, ParamBuffer::piece(flat, slot),
+    weft::initialize(lane_.workers, *slot.param, ParamBuffer::piece(full, slot),
                      RandomKey{static_cast<std::uint64_t>(options_.seed)});
   }
-  if (optimizer_ != nullptr) optimizer_->publish(lane_);
+  if (optimizer_ == nullptr) return;
+  buffer_->keep_owned(lane_, full, optimizer_->master());
+  publish();
+}
+
+void Engine::publish() {
+  optimizer_->publish(lane_);
+  buffer_->start_gather(lane_);
+  buffer_->finish_gather(lane_);
+}
+
+void Engine::flush() {
+  buffer_->finish_gather(lane_);
 }
 
 Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, bool keep) {
@@ -115,78 +185,121 @@ Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, b
   return mb;
 }
 
-std::vector<double> Engine::sum_over_ranks(std::vector<double> values) {
-  const Tensor t = lane_.alloc(DType::kF64, {static_cast<std::int64_t>(values.size())}, "step statistics");
-  if (!lane_.meta()) std::copy(values.begin(), values.end(), t.data<double>());
-  groups_.dp.all_reduce(lane_, t).wait(lane_);
-  if (!lane_.meta()) std::copy_n(t.data<double>(), values.size(), values.begin());
-  return values;
+MessageShape Engine::message() const {
+  const std::int64_t rows =
+      options_.sequence_parallel ? options_.sequence_length / groups_.tp().size() : options_.sequence_length;
+  return {options_.dtype, {rows, options_.micro_batch, spec_.hidden_size}};
+}
+
+PipelineShape Engine::pipeline(std::int64_t microbatches, bool forward_only) const {
+  PipelineShape shape = options_.layout.pipeline;
+  shape.microbatches = static_cast<int>(microbatches);
+  shape.forward_only = forward_only;
+  return shape;
+}
+
+void Engine::run(const PipelineShape& shape, std::vector<Stage*> stages) {
+  Executor(std::move(stages), groups_.channels(),
+           {.overlap = options_.overlap_p2p, .sends_in_flight = sends_in_flight(shape)})
+      .run(lane_, make_program(shape, groups_.mesh().coordinate(Axis::kPp)));
+}
+
+void Engine::run_forward(std::int64_t microbatches,
+                         const std::function<Tensor(std::size_t, int, const Tensor&)>& body) {
+  std::vector<ForwardStage> stages;
+  for (std::size_t chunk = 0; chunk < models_.size(); ++chunk) {
+    stages.emplace_back(message(), [&body, chunk](int microbatch, const Tensor& received) {
+      return body(chunk, microbatch, received);
+    });
+  }
+  std::vector<Stage*> pointers;
+  for (ForwardStage& stage : stages) pointers.push_back(&stage);
+  run(pipeline(microbatches, true), std::move(pointers));
+}
+
+const std::vector<std::unique_ptr<GptModel>>& Engine::evaluation_models() const {
+  return evaluation_models_.empty() ? models_ : evaluation_models_;
+}
+
+Engine::WorldSums Engine::sum_over_ranks(const LossSum& mine, bool stop) {
+  const Tensor t = lane_.alloc(DType::kF64, {3}, "step statistics");
+  if (lane_.meta()) {
+    groups_.world().all_reduce(lane_, t).wait(lane_);
+    return {};
+  }
+  // Tensor-parallel ranks know the same, and the stages the same tokens: one of them counts.
+  const bool first = groups_.tp().rank() == 0;
+  double* values = t.data<double>();
+  values[0] = first ? mine.sum : 0;  // 0 on stages without the loss
+  values[1] = first && groups_.pp().rank() == 0 ? static_cast<double>(mine.tokens) : 0;
+  values[2] = stop ? 1 : 0;
+  groups_.world().all_reduce(lane_, t).wait(lane_);
+  return {values[0], values[1], values[2]};
 }
 
 Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
                                          std::int64_t filled, const MicrobatchSource& source) {
   buffer_->begin_step(lane_, static_cast<int>(microbatches));
   LossSum total;
-  first_bad_microbatch_ = -1;
   const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
-  for (std::int64_t m = 0; m < microbatches; ++m) {
-    if (!lane_.meta()) source(m, host_);
-    Microbatch mb = make_microbatch(host_, iteration, true);
-    // Megatron's mean: each microbatch counts the same, however many target tokens it has. One that only
-    // fills the batch up counts nowhere.
-    mb.loss_scale = options_.per_token_loss
-                        ? 1.0
-                        : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) * filled);
-    mb.loss_scale *= scaler_.scale();
-    const std::size_t before = lane_.arena.in_use();
-    model_->forward(lane_, mb);
-    activation_bytes_ = lane_.arena.in_use() - before;
-    ops::sum(lane_, mb.losses, sum);
-    if (!lane_.meta()) {
-      total.sum += *sum.data<double>();
-      if (first_bad_microbatch_ < 0 && !std::isfinite(total.sum)) first_bad_microbatch_ = m;
-    }
-    total.tokens += host_.target_tokens;
-    model_->backward(lane_, mb);
-    mb.later.drain(lane_);
-    WEFT_CHECK(mb.saved.empty(), "activations are left after the backward pass");
+  const PipelineShape shape = pipeline(microbatches, false);
+  const DrainPoint drain = defers_weight_gradients(shape) ? DrainPoint::kSchedule : DrainPoint::kLinear;
+  activation_bytes_ = 0;
+  std::size_t before = 0;
+  std::vector<TrainingStage> stages;
+  for (std::size_t chunk = 0; chunk < models_.size(); ++chunk) {
+    const auto make = [&, chunk](int m) {
+      if (!lane_.meta()) source(m, host_);
+      if (chunk == 0) total.tokens += host_.target_tokens;
+      Microbatch mb = make_microbatch(host_, iteration, true);
+      mb.later = WeightGrads(drain);
+      // Megatron's mean: each microbatch counts the same, however many target tokens it has. One that only
+      // fills the batch up counts nowhere.
+      mb.loss_scale =
+          options_.per_token_loss
+              ? 1.0
+              : 1.0 / static_cast<double>(std::max<std::int64_t>(host_.target_tokens, 1) * filled);
+      mb.loss_scale *= scaler_.scale();
+      before = lane_.arena.in_use();
+      return mb;
+    };
+    const auto forwarded = [&](int m, const Microbatch& mb) {
+      if (m == 0) activation_bytes_ += lane_.arena.in_use() - before;
+      if (!mb.losses.defined()) return;
+      ops::sum(lane_, mb.losses, sum);
+      if (!lane_.meta()) total.sum += *sum.data<double>();
+    };
+    stages.emplace_back(*models_[chunk], message(), static_cast<int>(microbatches),
+                        TrainingStage::Hooks{make, forwarded});
   }
+  std::vector<Stage*> pointers;
+  for (TrainingStage& stage : stages) pointers.push_back(&stage);
+  run(shape, std::move(pointers));
   return total;
 }
 
-// Where gradients become the global ones: reduced over the data-parallel group, uses of a tied weight added
-// up.
-void Engine::finalize_gradients() {
-  buffer_->finish_step();
-  for (const auto& param : params_.all()) {
-    if (param->owner() != nullptr) ops::add_in_place(lane_, param->owner()->main_grad(), param->main_grad());
-  }
+void Engine::finalize() {
+  finalize_gradients(lane_, *buffer_, {groups_.tp(), groups_.kv_replicas(), groups_.embedding()});
 }
 
 StepResult Engine::train_step(const StepInput& input) {
   const std::int64_t filled =
-      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp.size();
-  const LossSum local = forward_backward(input.iteration, input.microbatches, filled, input.source);
-  const std::vector<double> sums =
-      sum_over_ranks({local.sum, static_cast<double>(local.tokens), input.stop_requested ? 1.0 : 0.0});
-  StepResult result{.tokens = static_cast<std::int64_t>(sums[1]), .stop = sums[2] > 0};
-  const double tokens = std::max(sums[1], 1.0);
-  result.loss = sums[0] / tokens;
+      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
+  const LossSum mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
+  const WorldSums sums = sum_over_ranks(mine, input.stop_requested);
+  StepResult result{.tokens = static_cast<std::int64_t>(sums.tokens), .stop = sums.stop > 0};
+  const double tokens = std::max(sums.tokens, 1.0);
+  result.loss = sums.loss / tokens;
   result.loss_scale = scaler_.scale();
 
-  finalize_gradients();
-  const bool stop_on_nonfinite = options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop;
-  if (stop_on_nonfinite && !std::isfinite(result.loss))
-    stop_for_nonfinite_loss(input.iteration, input.source);
+  finalize();
   const double scale = (options_.per_token_loss ? 1.0 / tokens : 1.0) / scaler_.scale();
-  result.grad_norm = gradient_norm(lane_, *buffer_, groups_.tp, scale);
+  result.grad_norm = gradient_norm(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
+                                   groups_.tp().rank(), groups_.model(), groups_.dp(), scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (!finite && stop_on_nonfinite && !dynamic_scale_) {
-    fail(
-        "step {}: the gradient norm is not finite although the loss is {}; in the order of the backward pass "
-        "the first gradient that is not finite is {}; "
-        "nothing was updated (--on-nonfinite skip leaves such steps out)",
-        input.iteration, result.loss, first_nonfinite_gradient());
+  if (!finite && options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop &&
+      (!dynamic_scale_ || !std::isfinite(result.loss))) {
+    stop_for_nonfinite(input, result);
   }
   if (const std::string warning = scaler_.update(!finite); !warning.empty()) result.warning = warning;
   result.skipped = !finite;
@@ -197,90 +310,205 @@ StepResult Engine::train_step(const StepInput& input) {
         lane_, {.lr = input.lr,
                 .weight_decay = input.weight_decay,
                 .gradient_scale = scale * clip_coefficient(result.grad_norm, options_.optimizer.clip_grad)});
+    buffer_->start_gather(lane_);
+    if (!options_.overlap_param_gather) buffer_->finish_gather(lane_);
   }
   return result;
 }
 
-void Engine::stop_for_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source) {
-  if (first_bad_microbatch_ < 0) {  // another rank's: it reports
-    groups_.world.barrier(lane_);
-    throw Aborted("another rank's loss is not finite");
-  }
-  fail(
-      "step {}: the loss is not finite; {}; nothing was updated and nothing was saved (--on-nonfinite skip "
-      "leaves such steps out)",
-      iteration, first_nonfinite_place(iteration, source));
+bool Engine::speaks(double number) {
+  const Tensor t = lane_.alloc(DType::kF64, {1}, "step statistics");
+  *t.data<double>() = number;
+  groups_.world().all_reduce(lane_, t, ReduceOp::kMax).wait(lane_);
+  return *t.data<double>() == number;
 }
 
-std::string Engine::first_nonfinite_place(std::int64_t iteration, const MicrobatchSource& source) {
-  source(first_bad_microbatch_, host_);
-  Microbatch mb = make_microbatch(host_, iteration, false);
-  const std::string where = model_->first_nonfinite(lane_, mb);
-  return fmt::format("microbatch {} of this rank first shows a NaN or infinity in {}", first_bad_microbatch_,
-                     where.empty() ? "the sum of the losses" : where);
-}
-
-void Engine::say_skipped(const StepInput& input, const StepResult& result) {
-  const int rank = groups_.world.rank();
-  if (first_bad_microbatch_ >= 0) {
-    log_warn("rank {}: step {} is left out: the loss is not finite; {}", rank, input.iteration,
-             first_nonfinite_place(input.iteration, input.source));
-  } else if (rank == 0 && std::isfinite(result.loss)) {
-    log_warn(
-        "rank 0: step {} is left out: the gradient norm is not finite although the loss is {}; in the order "
-        "of "
-        "the backward pass the first gradient that is not finite is {}",
-        input.iteration, result.loss, first_nonfinite_gradient());
-  }
+std::string Engine::first_nonfinite_place(std::int64_t iteration, std::int64_t microbatches,
+                                          const MicrobatchSource& source) {
+  const Layout& layout = options_.layout;
+  const int pp_rank = groups_.mesh().coordinate(Axis::kPp);
+  std::string place;
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  run_forward(microbatches, [&](std::size_t chunk, int m, const Tensor& received) {
+    source(m, host_);
+    Microbatch mb = make_microbatch(host_, iteration, false);
+    Tensor sent;
+    const std::string found = models_[chunk]->first_nonfinite(lane_, received, mb, &sent);
+    const std::int64_t order = std::int64_t{m} * layout.pipeline.stages() +
+                               stage_of(layout.pipeline, pp_rank, static_cast<int>(chunk));
+    if (!found.empty() && order < first) {
+      first = order;
+      place = fmt::format("microbatch {} of this rank first shows a NaN or infinity in {}", m, found);
+    }
+    return sent;
+  });
+  // Earliest microbatch, then earliest stage, then lowest rank; where nothing was found, the sum itself
+  // overflows.
+  const int world = groups_.world().size(), rank = groups_.world().rank();
+  constexpr std::int64_t kNone = std::int64_t{1} << 40;
+  const std::int64_t order = std::min(first, kNone);
+  const bool mine = speaks(-static_cast<double>(order * world + rank));
+  if (!mine) return {};
+  return place.empty() ? "every part of the model is finite, but the sum of the losses is not" : place;
 }
 
 std::string Engine::first_nonfinite_gradient() {
-  const auto& params = params_.all();
-  for (auto param = params.rbegin(); param != params.rend(); ++param) {
-    if (ops::find_nonfinite(lane_, (*param)->main_grad()) >= 0) return (*param)->name();
+  std::string name;
+  double order = -1;
+  for (const ParamBuffer::Slot& slot : buffer_->slots()) {
+    const Tensor gradient = buffer_->owned_gradient(*slot.param, 0, slot.param->local_shape()[0]);
+    if (gradient.elems() == 0 || ops::find_nonfinite(lane_, gradient) < 0) continue;
+    name = slot.param->name();
+    order = slot.param->traits().block;
+    break;  // slots lie in the order of the backward pass
   }
-  return "none (the sum of squares overflows)";
+  const int world = groups_.world().size(), rank = groups_.world().rank();
+  const bool mine = speaks((order + 1) * world + (world - rank));
+  if (!mine) return {};
+  return name.empty() ? "none (the sum of squares overflows)" : name;
+}
+
+std::string Engine::reason(const StepInput& input, const StepResult& result) {
+  if (!std::isfinite(result.loss)) {
+    const std::string place = first_nonfinite_place(input.iteration, input.microbatches, input.source);
+    return place.empty() ? "" : fmt::format("the loss is not finite; {}", place);
+  }
+  const std::string name = first_nonfinite_gradient();
+  if (name.empty()) return {};
+  return fmt::format(
+      "the gradient norm is not finite although the loss is {}; in the order of the backward pass the first "
+      "gradient that is not finite is {}",
+      result.loss, name);
+}
+
+void Engine::stop_for_nonfinite(const StepInput& input, const StepResult& result) {
+  const std::string text = reason(input, result);
+  if (text.empty()) {  // another rank speaks
+    groups_.world().barrier(lane_);
+    throw Aborted("a step is not finite; another rank says where");
+  }
+  fail("step {}: {}; nothing was updated and nothing was saved (--on-nonfinite skip leaves such steps out)",
+       input.iteration, text);
+}
+
+void Engine::say_skipped(const StepInput& input, const StepResult& result) {
+  const std::string text = reason(input, result);
+  if (!text.empty())
+    log_warn("rank {}: step {} is left out: {}", groups_.world().rank(), input.iteration, text);
 }
 
 Engine::LossSum Engine::evaluate(std::int64_t microbatches, const MicrobatchSource& source) {
-  const GptModel& model = evaluation_model_ != nullptr ? *evaluation_model_ : *model_;
+  flush();
   LossSum total;
   const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
-  for (std::int64_t m = 0; m < microbatches; ++m) {
+  run_forward(microbatches, [&](std::size_t chunk, int m, const Tensor& received) {
     if (!lane_.meta()) source(m, host_);
+    if (chunk == 0) total.tokens += host_.target_tokens;
     Microbatch mb = make_microbatch(host_, 0, false);
-    model.forward(lane_, mb);
-    ops::sum(lane_, mb.losses, sum);
-    if (!lane_.meta()) total.sum += *sum.data<double>();
-    total.tokens += host_.target_tokens;
-  }
-  const std::vector<double> sums = sum_over_ranks({total.sum, static_cast<double>(total.tokens)});
-  return {sums[0], static_cast<std::int64_t>(sums[1])};
+    Tensor sent = evaluation_models()[chunk]->forward(lane_, received, mb);
+    if (mb.losses.defined()) {
+      ops::sum(lane_, mb.losses, sum);
+      if (!lane_.meta()) total.sum += *sum.data<double>();
+    }
+    return sent;
+  });
+  const WorldSums sums = sum_over_ranks(total, false);
+  return {sums.loss, static_cast<std::int64_t>(sums.tokens)};
 }
 
 Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSource& source) {
-  const LossSum local = forward_backward(0, microbatches, microbatches * groups_.dp.size(), source);
-  const std::vector<double> sums = sum_over_ranks({local.sum, static_cast<double>(local.tokens)});
-  finalize_gradients();
-  ops::scale_in_place(lane_, buffer_->gradients(), 1.0 / std::max(sums[1], 1.0));
-  return {sums[0], static_cast<std::int64_t>(sums[1])};
+  flush();
+  const LossSum mine = forward_backward(0, microbatches, microbatches * groups_.dp().size(), source);
+  const WorldSums sums = sum_over_ranks(mine, false);
+  finalize();
+  buffer_->gather_gradients(lane_);
+  ops::scale_in_place(lane_, buffer_->gradients(), 1.0 / std::max(sums.tokens, 1.0));
+  return {sums.loss, static_cast<std::int64_t>(sums.tokens)};
+}
+
+void Engine::for_each_whole(bool gradients,
+                            const std::function<void(const LogicalTensor&, const Tensor&)>& body) {
+  flush();
+  if (groups_.dp().rank() != 0) return;  // the first replica is enough
+  const Layout& layout = options_.layout;
+  const int pp_rank = groups_.mesh().coordinate(Axis::kPp);
+  for (int pp = 0; pp < layout.mesh.pp; ++pp) {
+    for (const StageRange& stage : layout.stages_of(pp)) {
+      for (const LogicalTensor& tensor : logical_tensors(spec_, stage)) {
+        Tensor whole;
+        if (pp == pp_rank) {
+          const auto [param, part] = find_part(tensor.name);
+          const Tensor& all = gradients ? param->main_grad() : param->weight();
+          whole = gather_whole(lane_, groups_.tp(), *part, param->part_of(all, *part));
+        } else if (groups_.tp().rank() == 0) {
+          const DType dtype = gradients ? accumulator_of(options_.dtype) : options_.dtype;
+          whole = lane_.alloc(dtype, tensor.global, "gathered tensor");
+        }
+        if (groups_.tp().rank() != 0) continue;
+        groups_.pp().broadcast(lane_, whole, pp).wait(lane_);
+        if (groups_.world().rank() == 0) body(tensor, whole);
+      }
+    }
+  }
+}
+
+std::pair<const Param*, const LogicalTensor*> Engine::find_part(const std::string& name) const {
+  for (const auto& param : params_.all()) {
+    if (param->owner() != nullptr || param->traits().copy) continue;
+    for (const LogicalTensor& part : param->parts()) {
+      if (part.name == name) return {param.get(), &part};
+    }
+  }
+  fail("no parameter of this rank holds {}", name);
+}
+
+void Engine::for_each_gradient(const std::function<void(const LogicalTensor&, const Tensor&)>& body) {
+  for_each_whole(true, body);
+}
+
+void Engine::for_each_weight(const std::function<void(const LogicalTensor&, const Tensor&)>& body) {
+  for_each_whole(false, body);
+}
+
+Tensor Engine::local_logits(const Batch& batch) {
+  const std::vector<StageRange> stages = options_.layout.stages_of(groups_.mesh().coordinate(Axis::kPp));
+  Tensor local;
+  run_forward(1, [&](std::size_t chunk, int, const Tensor& received) {
+    Microbatch mb = make_microbatch(batch, 0, false);
+    Tensor out = evaluation_models()[chunk]->look(lane_, received, mb);
+    if (!stages[chunk].loss) return out;
+    local = std::move(out);
+    return Tensor();
+  });
+  return local;
 }
 
 Tensor Engine::logits(const Batch& batch) {
-  Microbatch mb = make_microbatch(batch, 0, false);
-  const GptModel& model = evaluation_model_ != nullptr ? *evaluation_model_ : *model_;
-  const Tensor local = model.logits(lane_, mb);
-  const std::int64_t rows = local.rows(), columns = local.columns(), ranks = groups_.tp.size();
-  const Tensor gathered = groups_.tp.all_gather(lane_, local.view({rows, columns})).wait(lane_);
-  const Tensor out = lane_.alloc(accumulator_of(options_.dtype),
-                                 {local.dim(0), local.dim(1), spec_.vocab_size}, "gathered logits");
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    const std::int64_t width = std::clamp<std::int64_t>(spec_.vocab_size - r * columns, 0, columns);
-    if (width == 0) continue;
-    ops::copy(lane_, gathered.slice(r * rows, rows).slice_columns(0, width),
-              out.view({rows, spec_.vocab_size}).slice_columns(r * columns, width));
+  flush();
+  const Layout& layout = options_.layout;
+  const std::int64_t dp = groups_.dp().size();
+  Tensor all;
+  if (const Tensor local = local_logits(batch); local.defined()) {
+    const std::int64_t rows = local.rows(), columns = local.columns();
+    const Tensor gathered = groups_.tp().all_gather(lane_, local.view({rows, columns})).wait(lane_);
+    const Tensor mine = lane_.alloc(accumulator_of(options_.dtype),
+                                    {local.dim(0), local.dim(1), spec_.vocab_size}, "gathered logits");
+    for (std::int64_t r = 0; r < groups_.tp().size(); ++r) {
+      const std::int64_t width = std::clamp<std::int64_t>(spec_.vocab_size - r * columns, 0, columns);
+      if (width == 0) continue;
+      ops::copy(lane_, gathered.slice(r * rows, rows).slice_columns(0, width),
+                mine.view({rows, spec_.vocab_size}).slice_columns(r * columns, width));
+    }
+    all = groups_.dp().all_gather(lane_, mine).wait(lane_);
   }
-  return out;
+  if (groups_.dp().rank() != 0 || groups_.tp().rank() != 0) return {};
+  if (!all.defined()) {
+    all = lane_.alloc(accumulator_of(options_.dtype),
+                      {dp * options_.sequence_length, options_.micro_batch, spec_.vocab_size},
+                      "gathered logits");
+  }
+  groups_.pp().broadcast(lane_, all, rank_of(layout.pipeline, layout.pipeline.stages() - 1)).wait(lane_);
+  return groups_.world().rank() == 0 ? all : Tensor();
 }
 
 }  // namespace weft

@@ -1,5 +1,6 @@
-// Engine: one rank's model, memory and optimizer, and what is done with them: a training step, an evaluation,
-// scoring. The same code runs on a meta lane, which is how the plan knows the size of the arena to the byte.
+// Engine: one rank's part of the model, its memory and optimizer, and what is done with them: a training
+// step, an evaluation, scoring. The same code runs on a meta lane, which is how the plan knows the size of
+// the arena to the byte.
 #pragma once
 
 #include <functional>
@@ -12,20 +13,16 @@
 #include "model/gpt_model.hpp"
 #include "optim/loss_scaler.hpp"
 #include "optim/optimizer.hpp"
+#include "pipeline/executor.hpp"
 #include "train/config.hpp"
+#include "train/engine_stage.hpp"
+#include "train/groups.hpp"
 
 namespace weft {
 
 // Threads that each rank may use inside operations: `asked`, or where that is 0 its share of this machine's
 // cores.
 int threads_per_rank(std::int64_t asked, std::int64_t ranks);
-
-// The communicators of a rank, by mesh axis.
-struct Groups {
-  Communicator& world;
-  Communicator& dp;
-  Communicator& tp;
-};
 
 // Fills `out` with microbatch `index` of this rank (host memory, reused between calls).
 using MicrobatchSource = std::function<void(std::int64_t index, Batch& out)>;
@@ -60,20 +57,34 @@ struct EngineOptions {
   bool per_token_loss = true;
   TrainingConfig::OnNonfinite on_nonfinite = TrainingConfig::OnNonfinite::kStop;
   double label_smoothing = 0, z_loss = 0;
+  Layout layout;
+  bool sequence_parallel = false;
+  bool distributed_optimizer = false;
   bool overlap_grad_reduce = false;
+  bool overlap_param_gather = false;  // the next step's forward pass begins before all weights have arrived
+  bool overlap_p2p = true;
   std::int64_t bucket_elems = 0;
   bool training = true;  // false: no optimizer, no dropout (scoring)
 
   static EngineOptions from(const TrainConfig& config);
 };
 
+// How these options cut this model.
+Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model);
+
 class Engine {
  public:
+  // `groups` outlive the engine.
   Engine(Lane& lane, const Groups& groups, const EngineOptions& options);
   ~Engine();
 
-  // Draws every weight from the seed: the same on every layout.
+  // Draws every weight from the seed: the same on every layout. Collective.
   void initialize();
+  // The model's weights from the optimizer's, after these have been loaded. Collective.
+  void publish();
+  // Waits for what a step has started and left to the next one. After the last step, and before the weights
+  // are looked at.
+  void flush();
 
   StepResult train_step(const StepInput& input);
   // Sum of losses and number of target tokens over `microbatches` on every data-parallel rank; no dropout.
@@ -82,12 +93,17 @@ class Engine {
     std::int64_t tokens = 0;
   };
   LossSum evaluate(std::int64_t microbatches, const MicrobatchSource& source);
-  // Forward and backward of `microbatches`, gradients reduced over the group and divided by the target
-  // tokens.
+  // Forward and backward of `microbatches`, gradients of the whole batch divided by the target tokens.
   LossSum gradients(std::int64_t microbatches, const MicrobatchSource& source);
-  // Logits of one microbatch, gathered over tp: [s, b, V] fp32 (fp64), unpadded vocabulary. Collective over
-  // tp.
+  // After gradients(): calls `body` with each whole gradient of the model, on world rank 0. Collective.
+  void for_each_gradient(const std::function<void(const LogicalTensor&, const Tensor&)>& body);
+  // The same with the model's weights.
+  void for_each_weight(const std::function<void(const LogicalTensor&, const Tensor&)>& body);
+  // Logits of one microbatch of every data-parallel rank, in their order: [dp · s, b, V] fp32 (fp64),
+  // unpadded vocabulary; on world rank 0, undefined elsewhere. Collective.
   Tensor logits(const Batch& batch);
+  // Whether other ranks hold other layers.
+  bool part_of_model() const { return groups_.pp().size() > 1; }
 
   const EngineOptions& options() const { return options_; }
   ParamSet& params() { return params_; }
@@ -99,34 +115,67 @@ class Engine {
   std::size_t activation_bytes() const { return activation_bytes_; }
 
  private:
+  // Stands between the model, which is built first, and the buffer of its parameters.
+  struct Gate final : nn::WeightGate {
+    void open(Lane& lane, int block) override { buffer->open(lane, block); }
+    ParamBuffer* buffer = nullptr;
+  };
+
+  // Of the parameters that this rank holds for good.
+  std::pair<const Param*, const LogicalTensor*> find_part(const std::string& name) const;
+  void for_each_whole(bool gradients, const std::function<void(const LogicalTensor&, const Tensor&)>& body);
+  // This rank's part of the logits of one microbatch, on the last stage; undefined elsewhere.
+  Tensor local_logits(const Batch& batch);
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
-  // Σ over the data-parallel group of a few numbers.
-  std::vector<double> sum_over_ranks(std::vector<double> values);
+  MessageShape message() const;
+  PipelineShape pipeline(std::int64_t microbatches, bool forward_only) const;
+  void run(const PipelineShape& shape, std::vector<Stage*> stages);
+  // A forward-only pass; body(chunk, microbatch, received) for every one, its result is sent on.
+  void run_forward(std::int64_t microbatches,
+                   const std::function<Tensor(std::size_t, int, const Tensor&)>& body);
+  const std::vector<std::unique_ptr<GptModel>>& evaluation_models() const;
+
+  // Of a pass: loss where the loss is computed, tokens on every rank.
+  struct Totals {
+    LossSum sum;
+    std::int64_t next_microbatch = 0;  // of those whose tokens have been counted
+  };
+  // Sums over the world, in which each number counts once.
+  struct WorldSums {
+    double loss = 0, tokens = 0, stop = 0;
+  };
+  WorldSums sum_over_ranks(const LossSum& mine, bool stop);
   // `filled`: microbatches of all ranks that hold samples.
   LossSum forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
                            const MicrobatchSource& source);
-  void finalize_gradients();
-  [[noreturn]] void stop_for_nonfinite_loss(std::int64_t iteration, const MicrobatchSource& source);
-  // "microbatch 3 of this rank first shows ... in layer 1", of this rank's first microbatch that is not
-  // finite.
-  std::string first_nonfinite_place(std::int64_t iteration, const MicrobatchSource& source);
-  // The first in the order of the backward pass: what comes after it is spoilt by it.
+  void finalize();
+  // Looks for the first part of the model whose output is not finite, microbatch by microbatch. On the rank
+  // that is to speak: "microbatch 3 first shows a NaN or infinity in layer 1"; empty on all others.
+  // Collective.
+  std::string first_nonfinite_place(std::int64_t iteration, std::int64_t microbatches,
+                                    const MicrobatchSource& source);
+  // The first in the order of the backward pass of what this rank owns: what comes after it is spoilt by it.
+  // On the rank that is to speak; empty on all others. Collective.
   std::string first_nonfinite_gradient();
-  // Says why a step is left out; of steps in a row the first only.
+  // The largest number of the world is this rank's.
+  bool speaks(double number);
+  // Stops the run, or says that the step is left out, with the reason. Collective.
+  void stop_for_nonfinite(const StepInput& input, const StepResult& result);
   void say_skipped(const StepInput& input, const StepResult& result);
+  std::string reason(const StepInput& input, const StepResult& result);
 
   Lane& lane_;
-  Groups groups_;
+  const Groups& groups_;
   EngineOptions options_;
   ModelSpec spec_;
   ParamSet params_;
-  std::unique_ptr<GptModel> model_, evaluation_model_;
+  Gate gate_;
+  std::vector<std::unique_ptr<GptModel>> models_, evaluation_models_;  // by chunk
   std::unique_ptr<ParamBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
   LossScaler scaler_;
   bool dynamic_scale_ = false;
   Batch host_;
-  std::int64_t first_bad_microbatch_ = -1;
   bool skipped_before_ = false;  // the step before this one was left out
   std::size_t activation_bytes_ = 0;
 };

@@ -28,45 +28,76 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   return plan;
 }
 
+// The number of microbatches that behaves, for the arena, as `microbatches` do: enough to fill the pipeline
+// and to reach its steady state. GPipe keeps all of them.
+std::int64_t enough_microbatches(const PipelineShape& pipeline, std::int64_t microbatches) {
+  if (pipeline.ranks == 1) return std::min<std::int64_t>(microbatches, 2);
+  if (pipeline.schedule == PipelineSchedule::kGpipe) return microbatches;
+  // What is left over modulo the group size stays: the order of the interleaved schedule depends on it.
+  const std::int64_t group = pipeline.group > 0 ? pipeline.group : pipeline.ranks;
+  const std::int64_t most = group * (3 * pipeline.chunks + 3);
+  return microbatches <= most ? microbatches : most + microbatches % group;
+}
+
+// Builds the engine of one rank of each stage on meta memory and lets `body` use it.
+template <class Body>
+std::vector<MemoryPlan> plan_stages(const EngineOptions& options, int threads, const Body& body) {
+  std::vector<MemoryPlan> plans;
+  for (int pp = 0; pp < options.layout.mesh.pp; ++pp) {
+    const Mesh first(options.layout.mesh, 0);
+    const Groups groups =
+        Groups::planned(options.layout, first.group({Axis::kPp})[static_cast<std::size_t>(pp)]);
+    const std::unique_ptr<Arena> arena = Arena::meta();
+    Workers workers(threads);
+    Lane lane{*arena, workers, {}};
+    Engine engine(lane, groups, options);
+    const std::size_t resident = arena->in_use();
+    body(engine);
+    plans.push_back(describe(engine, *arena, resident));
+    engine.flush();
+  }
+  return plans;
+}
+
 }  // namespace
 
-MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
-                         bool evaluation, int threads) {
-  const std::unique_ptr<Arena> arena = Arena::meta();
-  Workers workers(threads);
-  Lane lane{*arena, workers, {}};
-  Engine engine(lane, groups, options);
-  const std::size_t resident = arena->in_use();
-  const MicrobatchSource none;
-  engine.train_step({.microbatches = std::min<std::int64_t>(microbatches, 2), .source = none});
-  if (evaluation) engine.evaluate(1, none);
-  return describe(engine, *arena, resident);
+std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
+                                      bool evaluation, int threads) {
+  return plan_stages(options, threads, [&](Engine& engine) {
+    const MicrobatchSource none;
+    const std::int64_t few = enough_microbatches(options.layout.pipeline, microbatches);
+    engine.train_step({.microbatches = few, .source = none});
+    if (options.layout.pipeline.ranks > 1 || options.overlap_param_gather) {
+      engine.train_step({.microbatches = few, .source = none});  // begins while weights are gathered
+    }
+    if (evaluation) engine.evaluate(std::min<std::int64_t>(few, 2 * options.layout.pipeline.ranks), none);
+  });
 }
 
-MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients, int threads) {
-  const std::unique_ptr<Arena> arena = Arena::meta();
-  Workers workers(threads);
-  Lane lane{*arena, workers, {}};
-  Engine engine(lane, groups, options);
-  const std::size_t resident = arena->in_use();
-  const MicrobatchSource none;
-  const Tensor logits = engine.logits({});
-  groups.dp.all_gather(lane, logits).wait(lane);
-  engine.evaluate(1, none);
-  if (gradients) engine.gradients(2, none);
-  return describe(engine, *arena, resident);
+std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, bool gradients, int threads) {
+  return plan_stages(options, threads, [&](Engine& engine) {
+    const MicrobatchSource none;
+    engine.logits({});
+    engine.evaluate(2 * options.layout.pipeline.ranks, none);
+    if (!gradients) return;
+    engine.gradients(2 * options.layout.pipeline.stages(), none);
+    engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
+  });
 }
 
-void check_memory(const MemoryPlan& plan, std::int64_t ranks, std::size_t beside) {
-  const double needed =
-      static_cast<double>(plan.arena) * static_cast<double>(ranks) + static_cast<double>(beside);
+void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std::size_t beside) {
+  double needed = static_cast<double>(beside);
+  for (const MemoryPlan& plan : plans) {
+    needed +=
+        static_cast<double>(plan.arena) * static_cast<double>(ranks) / static_cast<double>(plans.size());
+  }
   const auto available = static_cast<double>(available_memory());
   if (needed <= available) return;
   config_fail(
       "not enough memory: {} rank{} and what they share need {:.1f} MiB, and {:.1f} MiB are available here; "
       "{}. "
       "Take a smaller model, --micro-batch-size or --seq-length, or fewer --ranks",
-      ranks, ranks == 1 ? "" : "s", needed / (1 << 20), available / (1 << 20), to_string(plan));
+      ranks, ranks == 1 ? "" : "s", needed / (1 << 20), available / (1 << 20), to_string(plans));
 }
 
 void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies) {
@@ -94,6 +125,15 @@ std::string to_string(const MemoryPlan& plan) {
       "tables {:.1f}; peak {:.1f}",
       mib(plan.weights), mib(plan.gradients), mib(plan.optimizer), mib(plan.activations), mib(plan.tables),
       mib(plan.arena));
+}
+
+std::string to_string(const std::vector<MemoryPlan>& plans) {
+  if (plans.size() == 1) return to_string(plans.front());
+  std::string text;
+  for (std::size_t pp = 0; pp < plans.size(); ++pp) {
+    text += fmt::format("{}pipeline rank {}: {}", pp == 0 ? "" : "\n", pp, to_string(plans[pp]));
+  }
+  return text;
 }
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "train/engine.hpp"
 
@@ -16,21 +17,22 @@ struct MemoryPlan {
   std::int64_t parameters = 0;  // on this rank
 };
 
-// One training step with this many microbatches (more than one behaves as two), and an evaluation when asked
-// for.
-MemoryPlan plan_training(const EngineOptions& options, const Groups& groups, std::int64_t microbatches,
-                         bool evaluation, int threads);
+// By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many
+// microbatches (many more than the pipeline is deep behave as a few), and an evaluation when asked for.
+std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
+                                      bool evaluation, int threads);
 // A scoring run: logits, and gradients when asked for.
-MemoryPlan plan_scoring(const EngineOptions& options, const Groups& groups, bool gradients, int threads);
+std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, bool gradients, int threads);
 
-// A ConfigError that says the plan where `ranks` times it, and `beside` bytes more, are beyond the memory of
-// this machine: the system would end the process without a word.
-void check_memory(const MemoryPlan& plan, std::int64_t ranks, std::size_t beside = 0);
+// A ConfigError that says the plan where that of all `ranks`, and `beside` bytes more, is beyond the memory
+// of this machine: the system would end the process without a word.
+void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std::size_t beside = 0);
 // The same before anything is built, by the weights, gradients and optimizer states alone: a slip in a number
 // must not take minutes to find. `bytes`: of one parameter.
 void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies);
 
-// A few lines: each part in MiB, and the sum.
+// A line: each part in MiB, and the peak; for several stages one line each.
 std::string to_string(const MemoryPlan& plan);
+std::string to_string(const std::vector<MemoryPlan>& plans);
 
 }  // namespace weft

@@ -148,13 +148,15 @@ ModelConfig model_config_of(const std::string& folder) {
 }
 
 void load_weights(const std::string& folder, Lane& lane, Engine& engine) {
+  const bool part = engine.part_of_model();
   if (has_checkpoint(folder)) {
     const CheckpointReader reader(folder);
-    load_weights(lane, reader, engine.buffer(), engine.optimizer());
+    load_weights(lane, reader, engine.buffer(), engine.optimizer(), part);
   } else {
     const HuggingFaceWeights weights(folder);
-    load_weights(lane, weights, engine.buffer(), engine.optimizer());
+    load_weights(lane, weights, engine.buffer(), engine.optimizer(), part);
   }
+  if (engine.optimizer() != nullptr) engine.publish();
 }
 
 void use_loaded_model(TrainConfig& config) {
@@ -188,7 +190,7 @@ void use_loaded_model(TrainConfig& config) {
   }
 }
 
-Progress start_run(const TrainConfig& config, Lane& lane, const Groups&, Engine& engine) {
+Progress start_run(const TrainConfig& config, Lane& lane, Engine& engine) {
   const CheckpointConfig& c = config.checkpoint;
   if (c.load.empty()) {
     engine.initialize();
@@ -200,7 +202,9 @@ Progress start_run(const TrainConfig& config, Lane& lane, const Groups&, Engine&
     return {};
   }
   const CheckpointReader reader(c.load);
-  load_checkpoint(lane, reader, engine.buffer(), *engine.optimizer(), {.optimizer_state = !c.no_load_optim});
+  load_checkpoint(lane, reader, engine.buffer(), *engine.optimizer(),
+                  {.optimizer_state = !c.no_load_optim, .part_of_model = engine.part_of_model()});
+  engine.publish();
   restore_scaler(*state, engine.loss_scaler());
   return progress_of(reader.info(), *state);
 }
@@ -238,8 +242,8 @@ std::string save_run(const TrainConfig& config, const RunData& data, const RunSc
                       .trainer = trainer_state(config, schedule, progress, engine.loss_scaler())};
   if (!data.tokenizer_json.empty()) meta.extra_files["tokenizer.json"] = data.tokenizer_json;
   return save_checkpoint(
-             lane, {groups.world, groups.dp, groups.tp}, engine.buffer(), *engine.optimizer(), meta,
-             config.checkpoint.save,
+             lane, {groups.world(), groups.dp(), groups.tp(), groups.pp()}, engine.buffer(),
+             *engine.optimizer(), meta, config.checkpoint.save,
              {.optimizer_state = !config.checkpoint.no_save_optim, .keep_last = config.checkpoint.keep_last})
       .string();
 }

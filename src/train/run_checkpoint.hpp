@@ -15,7 +15,7 @@ namespace weft {
 void use_loaded_model(TrainConfig& config);
 
 // Initialises or loads the engine; where the run begins. Collective.
-Progress start_run(const TrainConfig& config, Lane& lane, const Groups& groups, Engine& engine);
+Progress start_run(const TrainConfig& config, Lane& lane, Engine& engine);
 
 // The schedule of a run: from its options; where it continues a checkpoint, a ConfigError when the two differ
 // and no option says which one holds.
@@ -35,6 +35,7 @@ SaveGuard prepare_save_folder(const TrainConfig& config);
 // The folder's model; a weft checkpoint or a Hugging Face folder.
 ModelConfig model_config_of(const std::string& folder);
 // Only the weights, of either kind, into the engine's master (or, without an optimizer, its weights).
+// Collective.
 void load_weights(const std::string& folder, Lane& lane, Engine& engine);
 
 }  // namespace weft

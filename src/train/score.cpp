@@ -7,7 +7,6 @@
 #include "interop/huggingface.hpp"
 #include "io/atomic_file.hpp"
 #include "io/safetensors.hpp"
-#include "mesh/mesh.hpp"
 #include "ops/elementwise.hpp"
 #include "train/engine.hpp"
 #include "train/given_batches.hpp"
@@ -34,7 +33,7 @@ struct Score {
   const ScoreOptions& options;
   const GivenRows& rows;
   EngineOptions engine;
-  MemoryPlan plan;
+  std::vector<MemoryPlan> plans;
   BatchShape shape;
   HostTensor logits;                        // [B, S, V]
   std::map<std::string, HostTensor> grads;  // canonical name -> full gradient
@@ -56,70 +55,37 @@ void store_logits(Lane& lane, Score& score, const Tensor& logits, const std::vec
   }
 }
 
-// Gathers every logical tensor's gradient over tp and puts it together on rank 0.
-void store_gradients(Lane& lane, Score& score, const Groups& groups, Engine& engine) {
-  for (const ParamBuffer::Slot& slot : engine.buffer().slots()) {
-    for (const LogicalTensor& part : slot.param->parts()) {
-      const Tensor local = slot.param->part_of(slot.param->main_grad(), part);
-      const std::int64_t n = groups.tp.size();
-      // Copied so that strided or shared memory never takes part in a collective.
-      const Tensor own = lane.alloc(local.dtype(), local.shape(), "gathered gradient");
-      ops::copy(lane, local, own);
-      const Tensor all = groups.tp.all_gather(lane, own).wait(lane);
-      if (groups.world.rank() != 0) continue;
-      HostTensor& full = score.grads.try_emplace(part.name, host_zeros(part.global)).first->second;
-      if (part.cut < 0) {
-        ops::copy(lane, local, full.view());
-        continue;
-      }
-      for (std::int64_t r = 0; r < n; ++r) {
-        const std::int64_t begin = r * part.count;
-        const std::int64_t count = std::clamp<std::int64_t>(part.global[part.cut] - begin, 0, part.count);
-        if (count == 0) continue;
-        const Tensor from = all.slice(r * local.dim(0), local.dim(0));
-        if (part.cut == 0) {
-          ops::copy(lane, from.slice(0, count), full.view().slice(begin, count));
-        } else {
-          ops::copy(lane, from.slice_columns(0, count), full.view().slice_columns(begin, count));
-        }
-      }
-    }
-  }
-}
-
 void score_rank(Score& score, Communicator& world) {
-  const Mesh mesh({.tp = static_cast<int>(score.options.parallel.tensor_model_parallel_size),
-                   .dp = static_cast<int>(data_parallel_size(score.options.parallel))},
-                  world.rank());
-  const auto dp = world.split(mesh.coordinate(Axis::kTp), mesh.coordinate(Axis::kDp), "dp");
-  const auto tp = world.split(mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kTp), "tp");
-  const std::unique_ptr<Arena> arena = Arena::host(score.plan.arena);
+  const Groups groups(world, score.engine.layout);
+  const auto stage = static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp));
+  const std::unique_ptr<Arena> arena = Arena::host(score.plans[stage].arena);
   Workers workers(threads_per_rank(0, world.size()));
   Lane lane{*arena, workers, {}};
-  const Groups groups{world, *dp, *tp};
   Engine engine(lane, groups, score.engine);
   load_weights(score.options.load, lane, engine);
 
   const std::unique_ptr<SampleReader> reader = score.rows.reader();
-  const int dp_rank = mesh.coordinate(Axis::kDp);
+  const int dp_rank = groups.mesh().coordinate(Axis::kDp);
   const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
     reader->load(score.shape, 0, index, dp_rank, out);
   };
   Batch batch;
   for (std::int64_t m = 0; m < score.shape.microbatches(); ++m) {
     source(m, batch);
-    const Tensor logits = engine.logits(batch);
-    const Tensor all = dp->all_gather(lane, logits).wait(lane);
-    if (world.rank() != 0) continue;
-    for (int r = 0; r < dp->size(); ++r) {
-      store_logits(lane, score, all.slice(r * logits.dim(0), logits.dim(0)),
-                   microbatch_samples(score.shape, 0, m, r));
+    const Tensor all = engine.logits(batch);
+    if (!all.defined()) continue;
+    const std::int64_t rows = score.engine.sequence_length;
+    for (int r = 0; r < groups.dp().size(); ++r) {
+      store_logits(lane, score, all.slice(r * rows, rows), microbatch_samples(score.shape, 0, m, r));
     }
   }
   Engine::LossSum sum;
   if (score.options.grads) {
     sum = engine.gradients(score.shape.microbatches(), source);
-    store_gradients(lane, score, groups, engine);
+    engine.for_each_gradient([&](const LogicalTensor& tensor, const Tensor& gradient) {
+      ops::copy(lane, gradient,
+                score.grads.emplace(tensor.name, host_zeros(tensor.global)).first->second.view());
+    });
   } else {
     sum = engine.evaluate(score.shape.microbatches(), source);
   }
@@ -169,21 +135,21 @@ ScoreResult run_score(const ScoreOptions& options) {
   for (const std::string& p : validate(evaluation_spec(engine.model), tp_size)) problems.push_back(p);
   if (!problems.empty()) throw ConfigError(std::move(problems));
 
-  const auto dp_size = data_parallel_size(options.parallel);
-  const int world_ranks = static_cast<int>(world_size(options.parallel));
-  const auto world = planned_communicator("world", 0, world_ranks);
-  const auto dp = planned_communicator("dp", 0, static_cast<int>(dp_size));
-  const auto tp = planned_communicator("tp", 0, tp_size);
+  engine.layout = layout_of(options.parallel, engine.model);
+  engine.sequence_parallel = options.parallel.sequence_parallel;
+  const int world_ranks = engine.layout.world();
   Score score{options,
               rows,
               engine,
-              plan_scoring(engine, {*world, *dp, *tp}, options.grads, threads_per_rank(0, world_ranks)),
-              {.global_batch = rows.samples(), .micro_batch = options.micro_batch_size, .dp_size = dp_size},
+              plan_scoring(engine, options.grads, threads_per_rank(0, world_ranks)),
+              {.global_batch = rows.samples(),
+               .micro_batch = options.micro_batch_size,
+               .dp_size = engine.layout.mesh.dp},
               host_zeros({rows.samples(), rows.sequence_length(), engine.model.vocab_size}),
               {},
               {}};
-  log_info("{}", to_string(score.plan));
-  check_memory(score.plan, world_ranks);
+  log_info("{}", to_string(score.plans));
+  check_memory(score.plans, world_ranks);
   run_local_ranks({.ranks = world_ranks}, [&](Communicator& group) { score_rank(score, group); });
   write_result(score);
   return score.result;

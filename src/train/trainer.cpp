@@ -32,17 +32,17 @@ struct Run {
   TrainConfig config;
   RunData data;
   RunSchedule schedule;
-  MemoryPlan plan;
+  std::vector<MemoryPlan> plans;  // by pipeline rank
   const StopSignals* signals;
 };
 
 // One rank's part of a run. Rank 0 also reports.
 class RankRun {
  public:
-  RankRun(const Run& run, const Mesh& mesh, Lane& lane, const Groups& groups)
+  RankRun(const Run& run, Lane& lane, const Groups& groups)
       : run_(run),
         config_(run.config),
-        mesh_(mesh),
+        mesh_(groups.mesh()),
         lane_(lane),
         groups_(groups),
         engine_(lane, groups, EngineOptions::from(run.config)),
@@ -50,15 +50,15 @@ class RankRun {
         validation_(run.data.validation != nullptr ? run.data.validation->reader() : nullptr) {}
 
   TrainSummary train() {
-    progress_ = start_run(config_, lane_, groups_, engine_);
-    if (groups_.world.rank() == 0) open_reports();
+    progress_ = start_run(config_, lane_, engine_);
+    if (groups_.world().rank() == 0) open_reports();
     while (progress_.iteration < run_.schedule.iterations && !left_) step();
     finish();
     return summary_;
   }
 
  private:
-  bool reports() const { return groups_.world.rank() == 0; }
+  bool reports() const { return groups_.world().rank() == 0; }
 
   void open_reports() {
     reporter_.emplace(ProgressOptions{.total = run_.schedule.iterations,
@@ -120,7 +120,7 @@ class RankRun {
                               .step_ms = seconds * 1e3,
                               .tokens_per_second = tokens / seconds,
                               .tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) *
-                                                   tokens / seconds / groups_.world.size() / 1e12,
+                                                   tokens / seconds / groups_.world().size() / 1e12,
                               .mfu = std::nullopt,  // the peak of a CPU is not known
                               .validation_loss = validation};
     if (metrics_) metrics_->write(metrics);
@@ -174,6 +174,7 @@ class RankRun {
   }
 
   void finish() {
+    engine_.flush();
     if (train_seconds_ > 0)
       summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
     if (!reports()) return;
@@ -199,7 +200,7 @@ class RankRun {
   const TrainConfig& config_;
   const Mesh& mesh_;
   Lane& lane_;
-  Groups groups_;
+  const Groups& groups_;
   Engine engine_;
   std::unique_ptr<SampleReader> training_, validation_;
   Progress progress_;
@@ -211,16 +212,13 @@ class RankRun {
   std::int64_t trained_tokens_ = 0;
 };
 
-MemoryPlan plan_run(const TrainConfig& config, const RunSchedule& schedule, const RunData& data) {
-  const auto dp = data_parallel_size(config.parallel);
-  const auto world = planned_communicator("world", 0, static_cast<int>(world_size(config.parallel)));
-  const auto dp_group = planned_communicator("dp", 0, static_cast<int>(dp));
-  const auto tp_group =
-      planned_communicator("tp", 0, static_cast<int>(config.parallel.tensor_model_parallel_size));
+// By pipeline rank: the ranks of a stage need the same memory.
+std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& schedule,
+                                 const RunData& data) {
   const BatchShape shape{.global_batch = config.training.global_batch_size,
                          .micro_batch = config.training.micro_batch_size,
-                         .dp_size = dp};
-  return plan_training(EngineOptions::from(config), {*world, *dp_group, *tp_group},
+                         .dp_size = data_parallel_size(config.parallel)};
+  return plan_training(EngineOptions::from(config),
                        std::max<std::int64_t>(shape.microbatches(), schedule.iterations > 0 ? 1 : 0),
                        data.validation != nullptr,
                        threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
@@ -246,15 +244,12 @@ std::size_t process_memory(const std::string& key) {
 
 TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
-  const Mesh mesh({.tp = static_cast<int>(config.parallel.tensor_model_parallel_size),
-                   .dp = static_cast<int>(data_parallel_size(config.parallel))},
-                  world.rank());
-  const auto dp = world.split(mesh.coordinate(Axis::kTp), mesh.coordinate(Axis::kDp), "dp");
-  const auto tp = world.split(mesh.coordinate(Axis::kDp), mesh.coordinate(Axis::kTp), "tp");
-  const std::unique_ptr<Arena> arena = Arena::host(run.plan.arena);
+  const Groups groups(world, layout_of(config.parallel, config.model));
+  const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
+  const std::unique_ptr<Arena> arena = Arena::host(plan.arena);
   Workers workers(threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
   Lane lane{*arena, workers, {}};
-  RankRun rank(run, mesh, lane, {world, *dp, *tp});
+  RankRun rank(run, lane, groups);
   TrainSummary summary = rank.train();
   summary.planned_bytes = arena->capacity();
   summary.touched_bytes = arena->touched();
@@ -274,19 +269,20 @@ TrainSummary run_training(TrainConfig config) {
   const RunSchedule schedule = schedule_of_run(config);
   check_memory(config.model, bytes_of_parameter(config),
                std::max<std::int64_t>(world_size(config.parallel) / model_parallel_size(config.parallel), 1));
-  const MemoryPlan plan = plan_run(config, schedule, data);
-  check_memory(plan, world_size(config.parallel));
+  const std::vector<MemoryPlan> plans = plan_run(config, schedule, data);
+  check_memory(plans, world_size(config.parallel));
   if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
   const SaveGuard guard = prepare_save_folder(config);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
-  log_info("{} rank{} (tp {}, dp {}), micro batch {}, global batch {}, sequence {}",
+  log_info("{} rank{} (tp {}, pp {}, dp {}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
-           config.parallel.tensor_model_parallel_size, data_parallel_size(config.parallel),
-           config.training.micro_batch_size, config.training.global_batch_size, config.data.seq_length);
-  log_info("{}", to_string(plan));
+           config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size,
+           data_parallel_size(config.parallel), config.training.micro_batch_size,
+           config.training.global_batch_size, config.data.seq_length);
+  log_info("{}", to_string(plans));
 
   const StopSignals signals;
-  const Run run{std::move(config), std::move(data), schedule, plan, &signals};
+  const Run run{std::move(config), std::move(data), schedule, plans, &signals};
   TrainSummary summary;
   std::mutex mutex;
   const std::size_t before = process_memory("VmRSS");

@@ -34,7 +34,7 @@ TEST(CheckpointSave, HoldsWhatTheCallerGave) {
   EXPECT_EQ(reader.info().optimizer_steps, 12);
   EXPECT_EQ(reader.info().model, meta_of(12).model);
   EXPECT_EQ(reader.info().trainer, meta_of(12).trainer);
-  EXPECT_EQ(reader.info().layout, R"({"ranks":2,"dp":2,"tp":1})");
+  EXPECT_EQ(reader.info().layout, R"({"ranks":2,"dp":2,"tp":1,"pp":1})");
   EXPECT_EQ(reader.info().states, (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
   EXPECT_EQ(reader.extra_file("tokenizer.json"), "{\"a\": 1}");
   EXPECT_EQ(reader.extra_file("merges.txt"), "");

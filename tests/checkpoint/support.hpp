@@ -95,10 +95,12 @@ class Rank {
       : arena_(Arena::host(1 << 20)), workers_(1), lane_{*arena_, workers_, {}}, world_(world) {
     tp_ = world.split(world.rank() / layout.tp, world.rank(), "tp");
     dp_ = world.split(world.rank() % layout.tp, world.rank(), "dp");
+    pp_ = self_communicator("pp");
     for (const auto& tensors : model) {
       std::vector<LogicalTensor> parts;
       for (const GlobalTensor& tensor : tensors) parts.push_back(part_of(tensor));
-      params_.add(tensors.front().name + ".param", std::move(parts), true);
+      params_.add(tensors.front().name + ".param", std::move(parts),
+                  {.decay = true, .own_bucket = params_.all().empty()});
     }
     params_.add_tied("output_layer.weight", *params_.all().front());
     buffer_ = std::make_unique<ParamBuffer>(lane_, params_, *dp_, ParamBufferOptions{.dtype = dtype});
@@ -108,7 +110,7 @@ class Rank {
   Lane& lane() { return lane_; }
   ParamBuffer& buffer() { return *buffer_; }
   Optimizer& optimizer() { return *optimizer_; }
-  CheckpointGroups groups() { return {world_, *dp_, *tp_}; }
+  CheckpointGroups groups() { return {world_, *dp_, *tp_, *pp_}; }
 
   std::vector<Optimizer::State> kinds() const {
     std::vector<Optimizer::State> kinds = optimizer_->state();
@@ -177,7 +179,7 @@ class Rank {
   Workers workers_;
   Lane lane_;
   Communicator& world_;
-  std::unique_ptr<Communicator> tp_, dp_;
+  std::unique_ptr<Communicator> tp_, dp_, pp_;
   ParamSet params_;
   std::unique_ptr<ParamBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;

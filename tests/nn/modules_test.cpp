@@ -31,7 +31,7 @@ class ModuleTest : public ::testing::Test {
   Lane& lane() { return rank_.lane(); }
 
   const Param& param(const std::string& name, const Shape& shape) {
-    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, shape.rank() > 1);
+    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, {.decay = shape.rank() > 1});
     const std::uint64_t seed = params_.all().size();
     p->bind(random_tensor(lane(), shape, kF64, seed), random_tensor(lane(), shape, kF64, 1000 + seed),
             nullptr);
@@ -124,7 +124,7 @@ TEST_F(ModuleTest, LayerNorm) {
 
 TEST_F(ModuleTest, BiasDropoutAdd) {
   for (const double p : {0.0, 0.3}) {
-    const nn::BiasDropoutAdd add(&param("b", {6}), p, nn::dropout_site(0, "mlp"));
+    const nn::BiasDropoutAdd add(border_, &param("b", {6}), p, nn::dropout_site(0, "mlp"));
     const Tensor residual = random_tensor(lane(), {5, 2, 6}, kF64, 8);
     check(
         random_tensor(lane(), {5, 2, 6}, kF64, 1),

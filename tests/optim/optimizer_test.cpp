@@ -15,8 +15,8 @@ namespace {
 class OptimizerTest : public ::testing::Test {
  protected:
   OptimizerTest() {
-    params_.add("w", {{"w", {3, 4}, -1, 0, 3, 0, {}}}, true);
-    params_.add("b", {{"b", {5}, -1, 0, 5, 0, {}}}, false);
+    params_.add("w", {{"w", {3, 4}, -1, 0, 3, 0, {}}}, {.decay = true});
+    params_.add("b", {{"b", {5}, -1, 0, 5, 0, {}}}, {});
   }
 
   ParamBuffer& buffer(DType dtype) {
@@ -65,9 +65,9 @@ TEST_F(OptimizerTest, Bf16WeightsFollowAnFp32Master) {
 
 TEST_F(OptimizerTest, NormAndClip) {
   const ParamBuffer& flat = buffer(DType::kF32);
-  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, *self_, 1), std::sqrt(17.0),
+  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, 1, 0, *self_, *self_, 1), std::sqrt(17.0),
               1e-12);  // padding counts nowhere
-  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, *self_, 0.5), std::sqrt(17.0) / 2, 1e-12);
+  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, 1, 0, *self_, *self_, 0.5), std::sqrt(17.0) / 2, 1e-12);
   EXPECT_DOUBLE_EQ(clip_coefficient(4, 1), 1 / (4 + 1e-6));
   EXPECT_EQ(clip_coefficient(0.5, 1), 1);
   EXPECT_EQ(clip_coefficient(100, 0), 1);

@@ -50,7 +50,8 @@ TEST(Schedules, EveryActionOnceInOrderAndNoDeadlock) {
       const std::vector<Program> programs = make_programs(shape);
       EXPECT_EQ(faults_of(shape, programs), std::vector<std::string>{}) << said(shape);
       for (double message : {0.0, 0.75}) {
-        const SimulationResult result = simulate(programs, {.message = message});
+        const SimulationResult result =
+            simulate(programs, {.message = message, .sends_in_flight = sends_in_flight(shape)});
         EXPECT_EQ(result.faults, std::vector<std::string>{}) << said(shape);
       }
       ++shapes;
@@ -68,7 +69,9 @@ TEST(Schedules, OtherGroupSizesOfInterleaved) {
         if (!problems_of(shape).empty()) continue;
         const std::vector<Program> programs = make_programs(shape);
         EXPECT_EQ(faults_of(shape, programs), std::vector<std::string>{}) << said(shape);
-        EXPECT_EQ(simulate(programs).faults, std::vector<std::string>{}) << said(shape);
+        EXPECT_EQ(simulate(programs, {.sends_in_flight = sends_in_flight(shape)}).faults,
+                  std::vector<std::string>{})
+            << said(shape);
         ++shapes;
       }
     }
@@ -83,7 +86,9 @@ TEST(Schedules, EvaluationTakesAnyCount) {
       EXPECT_EQ(problems_of(shape), std::vector<std::string>{});
       const std::vector<Program> programs = make_programs(shape);
       EXPECT_EQ(faults_of(shape, programs), std::vector<std::string>{}) << said(shape);
-      EXPECT_EQ(simulate(programs).faults, std::vector<std::string>{}) << said(shape);
+      EXPECT_EQ(simulate(programs, {.sends_in_flight = sends_in_flight(shape)}).faults,
+                std::vector<std::string>{})
+          << said(shape);
     }
   }
 }
@@ -91,7 +96,8 @@ TEST(Schedules, EvaluationTakesAnyCount) {
 TEST(Schedules, WarmUpAndInFlight) {
   for_all([&](const PipelineShape& shape) {
     if (shape.schedule == kGpipe) return;
-    const SimulationResult result = simulate(make_programs(shape));
+    const SimulationResult result =
+        simulate(make_programs(shape), {.sends_in_flight = sends_in_flight(shape)});
     const int P = shape.ranks, V = shape.chunks, M = shape.microbatches;
     for (int rank = 0; rank < P; ++rank) {
       const RankResult& r = result.ranks[static_cast<std::size_t>(rank)];
@@ -125,7 +131,8 @@ TEST(Schedules, PublishedBubbles) {
   for_all([&](const PipelineShape& shape) {
     const int P = shape.ranks, V = shape.chunks, M = shape.microbatches;
     if (M < P || (shape.schedule == kInterleaved && M % P != 0)) return;
-    const SimulationResult result = simulate(make_programs(shape));
+    const SimulationResult result =
+        simulate(make_programs(shape), {.sends_in_flight = sends_in_flight(shape)});
     switch (shape.schedule) {
       case kGpipe:
       case k1F1B:
@@ -153,11 +160,14 @@ TEST(Schedules, GradientsFirstShortenTheBubble) {
   for (PipelineSchedule schedule : {kGpipe, k1F1B, kInterleaved}) {
     const int chunks = schedule == kInterleaved ? 2 : 1;
     PipelineShape shape{schedule, 4, chunks, 8};
-    EXPECT_NEAR(simulate(make_programs(shape), {.stages = {cost}}).bubble(), 3.0 / 8 / chunks, 1e-12);
+    EXPECT_NEAR(simulate(make_programs(shape), {.stages = {cost}, .sends_in_flight = sends_in_flight(shape)})
+                    .bubble(),
+                3.0 / 8 / chunks, 1e-12);
     shape.gradients_first = true;
     const std::vector<Program> programs = make_programs(shape);
     EXPECT_EQ(faults_of(shape, programs), std::vector<std::string>{});
-    EXPECT_NEAR(simulate(programs, {.stages = {cost}}).bubble(), 3.0 / 8 / chunks * 2.25 / 3, 1e-12);
+    EXPECT_NEAR(simulate(programs, {.stages = {cost}, .sends_in_flight = sends_in_flight(shape)}).bubble(),
+                3.0 / 8 / chunks * 2.25 / 3, 1e-12);
   }
 }
 

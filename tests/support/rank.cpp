@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/gather.hpp"
 #include "ops/elementwise.hpp"
 
 namespace weft::testing {
@@ -55,7 +56,7 @@ TestModel::TestModel(Lane& lane, Communicator& tp, const ModelSpec& spec, DType 
     : lane_(lane),
       tp_(tp),
       dp_(self_communicator("dp")),
-      model_(build(spec, lane, {params_, tp, dtype, positions})),
+      model_(build(spec, lane, {.params = params_, .tp = tp, .dtype = dtype, .positions = positions})),
       buffer_(std::make_unique<ParamBuffer>(lane, params_, *dp_, ParamBufferOptions{.dtype = dtype})) {
   Workers one(1);
   for (const auto& param : params_.all()) {
@@ -66,7 +67,7 @@ TestModel::TestModel(Lane& lane, Communicator& tp, const ModelSpec& spec, DType 
       const bool matrix = part.global.rank() > 1;
       part.init = {Init::Kind::kNormal, matrix ? 0.3 : 0.2};
     }
-    const Param drawn(param->name(), param->local_shape(), parts, param->decay());
+    const Param drawn(param->name(), param->local_shape(), parts, param->traits());
     initialize(one, drawn, param->weight(), RandomKey{seed});
     if (param->parts().front().init.kind == Init::Kind::kOnes) {
       std::vector<double> ones(static_cast<std::size_t>(param->local_shape().elems()), 1.0);
@@ -85,9 +86,9 @@ double TestModel::run(const std::vector<MicrobatchData>& batches, DrainPoint dra
     mb.batch = batch;
     mb.dropout_key = RandomKey{77};
     mb.later = WeightGrads(drain);
-    model_->forward(lane_, mb);
+    model_->forward(lane_, Tensor(), mb);
     for (const double loss : to_doubles(mb.losses)) total += loss;
-    model_->backward(lane_, mb);
+    model_->backward(lane_, Tensor(), mb);
     mb.later.drain(lane_);
     WEFT_CHECK(mb.saved.empty(), "activations are left");
   }
@@ -100,7 +101,7 @@ double TestModel::loss(const MicrobatchData& batch) {
   mb.batch = batch;
   mb.dropout_key = RandomKey{77};
   mb.saved = SavedStack(false);
-  model_->forward(lane_, mb);
+  model_->forward(lane_, Tensor(), mb);
   double total = 0;
   for (const double loss : to_doubles(mb.losses)) total += loss;
   return total;
@@ -109,27 +110,10 @@ double TestModel::loss(const MicrobatchData& batch) {
 std::map<std::string, std::vector<double>> TestModel::gathered_gradients() {
   std::map<std::string, std::vector<double>> all;
   for (const auto& param : params_.all()) {
+    if (param->owner() != nullptr) continue;  // added to its owner's
     for (const LogicalTensor& part : param->parts()) {
-      const Tensor local = param->part_of(param->main_grad(), part);
-      const Tensor own = lane_.alloc(local.dtype(), local.shape(), "test");
-      ops::copy(lane_, local, own);
-      const std::vector<double> gathered =
-          part.cut >= 0 ? to_doubles(tp_.all_gather(lane_, own).wait(lane_)) : to_doubles(own);
-      const std::int64_t rows = local.dim(0), columns = local.rank() > 1 ? local.dim(1) : 1;
-      const std::int64_t global_columns = part.global.rank() > 1 ? part.global[1] : 1;
-      std::vector<double> full(static_cast<std::size_t>(part.global.elems()), 0.0);
-      const std::int64_t ranks = part.cut >= 0 ? tp_.size() : 1;
-      for (std::int64_t r = 0; r < ranks; ++r) {
-        for (std::int64_t i = 0; i < rows; ++i) {
-          for (std::int64_t j = 0; j < columns; ++j) {
-            const std::int64_t gi = part.cut == 0 ? r * rows + i : i;
-            const std::int64_t gj = part.cut == 1 ? r * columns + j : j;
-            if (gi >= part.global[0]) continue;  // padding
-            full[static_cast<std::size_t>(gi * global_columns + gj)] =
-                gathered[static_cast<std::size_t>((r * rows + i) * columns + j)];
-          }
-        }
-      }
+      const std::vector<double> full =
+          to_doubles(gather_whole(lane_, tp_, part, param->part_of(param->main_grad(), part)));
       std::vector<double>& sum =
           all.try_emplace(part.name, std::vector<double>(full.size(), 0.0)).first->second;
       for (std::size_t i = 0; i < full.size(); ++i) sum[i] += full[i];

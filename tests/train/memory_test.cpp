@@ -31,8 +31,8 @@ MemoryPlan plan_of(const ModelConfig& model, DType dtype) {
   options.dtype = dtype;
   options.micro_batch = 4;
   options.sequence_length = 512;
-  const auto self = self_communicator("self");
-  return plan_training(options, {*self, *self, *self}, 1, false, 1);
+  options.layout = layout_of({}, model);
+  return plan_training(options, 1, false, 1).front();
 }
 
 // Korthikanti et al. 2022, table 2, without the attention matrix: 34 s b h bytes a layer in bf16, dropout
@@ -117,7 +117,9 @@ TEST(Memory, EveryStepUsesTheSameMemory) {
   options.micro_batch = 2;
   options.sequence_length = 32;
   const auto self = self_communicator("self");
-  Engine engine(rank.lane(), {*self, *self, *self}, options);
+  options.layout = layout_of({}, options.model);
+  const Groups groups(*self, options.layout);
+  Engine engine(rank.lane(), groups, options);
   engine.initialize();
   const MicrobatchSource source = [](std::int64_t, Batch& out) {
     out.rows = 2;

@@ -1,0 +1,88 @@
+#include "train/groups.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "core/check.hpp"
+
+namespace weft {
+
+std::vector<StageRange> Layout::stages_of(int pp_rank) const {
+  std::vector<StageRange> mine;
+  for (int chunk = 0; chunk < pipeline.chunks; ++chunk) {
+    mine.push_back(stages[static_cast<std::size_t>(stage_of(pipeline, pp_rank, chunk))]);
+  }
+  return mine;
+}
+
+// Splits a real world, or plans what the split would give.
+class Groups::Maker {
+ public:
+  Maker(const Mesh& mesh, Communicator* world) : mesh_(mesh), world_(world) {}
+
+  std::unique_ptr<Communicator> along(const std::vector<Axis>& axes, const char* name) const {
+    return of(mesh_.group(axes), name);
+  }
+
+  // The group of these ranks, this one among them, or no group for a rank that is not.
+  std::unique_ptr<Communicator> of(const std::vector<int>& ranks, const std::string& name) const {
+    const auto place = std::find(ranks.begin(), ranks.end(), mesh_.rank());
+    const bool member = place != ranks.end();
+    const int index = static_cast<int>(place - ranks.begin());
+    if (world_ != nullptr) return world_->split(member ? ranks.front() : -1, index, name);
+    return member ? planned_communicator(name, index, static_cast<int>(ranks.size())) : nullptr;
+  }
+
+ private:
+  const Mesh& mesh_;
+  Communicator* world_;
+};
+
+Groups::Groups(Communicator& world, const Layout& layout)
+    : Groups(Mesh(layout.mesh, world.rank()), &world, nullptr, layout) {}
+
+Groups Groups::planned(const Layout& layout, int rank) {
+  return {Mesh(layout.mesh, rank), nullptr, planned_communicator("world", rank, layout.world()), layout};
+}
+
+Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicator> own_world,
+               const Layout& layout)
+    : mesh_(mesh), own_world_(std::move(own_world)), world_(world != nullptr ? world : own_world_.get()) {
+  const Maker make(mesh_, world);
+  dp_ = make.along({Axis::kDp}, "dp");
+  tp_ = make.along({Axis::kTp}, "tp");
+  pp_ = make.along({Axis::kPp}, "pp");
+  model_ = make.along({Axis::kTp, Axis::kPp}, "model");
+  const std::vector<int> pipeline = mesh_.group({Axis::kPp});
+  const auto rank_at = [&](int stage) {
+    return pipeline[static_cast<std::size_t>(rank_of(layout.pipeline, stage))];
+  };
+  const int stages = layout.pipeline.stages();
+  const int first = rank_at(0), last = rank_at(stages - 1);
+  if (layout.tied && first != last) embedding_ = make.of({first, last}, "embedding");
+  if (layout.kv_replicas > 1) {
+    const std::vector<int> tp = mesh_.group({Axis::kTp});
+    const auto begin = tp.begin() + mesh_.coordinate(Axis::kTp) / layout.kv_replicas * layout.kv_replicas;
+    kv_replicas_ = make.of({begin, begin + layout.kv_replicas}, "kv_replicas");
+  }
+  for (int edge = 0; edge + 1 < stages; ++edge) {
+    for (const bool gradient : {false, true}) {
+      const int from = rank_at(edge), to = rank_at(edge + 1);
+      WEFT_CHECK(static_cast<int>(channels_.size()) == channel_of(edge, gradient), "channel {} of edge {}",
+                 channels_.size(), edge);
+      channels_.push_back(
+          from == to ? nullptr
+                     : make.of({from, to}, fmt::format("pp.{}.{}-{}", gradient ? "gradient" : "activation",
+                                                       edge, edge + 1)));
+    }
+  }
+}
+
+std::vector<Communicator*> Groups::channels() const {
+  std::vector<Communicator*> all;
+  for (const auto& channel : channels_) all.push_back(channel.get());
+  return all;
+}
+
+}  // namespace weft

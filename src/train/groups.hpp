@@ -1,0 +1,61 @@
+// Groups: the communicators of one rank, by what they are for.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "mesh/mesh.hpp"
+#include "model/stage_split.hpp"
+#include "pipeline/schedules.hpp"
+
+namespace weft {
+
+// How a model and a batch are cut over ranks. Plain values, the same on every rank.
+struct Layout {
+  MeshSizes mesh;
+  PipelineShape pipeline;          // ranks and chunks; the number of microbatches is a step's
+  std::vector<StageRange> stages;  // of the whole model, in order
+  int kv_replicas = 1;             // neighbouring tensor-parallel ranks that share a key/value group
+  bool tied = false;               // first and last stage hold the same embeddings
+
+  int world() const { return mesh.tp * mesh.cp * mesh.dp * mesh.pp; }
+  // Of one rank's chunks, in order.
+  std::vector<StageRange> stages_of(int pp_rank) const;
+};
+
+class Groups {
+ public:
+  // Splits the world. Collective.
+  Groups(Communicator& world, const Layout& layout);
+  // The groups of one rank of a planned world, for a meta lane.
+  static Groups planned(const Layout& layout, int rank);
+
+  const Mesh& mesh() const { return mesh_; }
+  Communicator& world() const { return *world_; }
+  Communicator& dp() const { return *dp_; }
+  Communicator& tp() const { return *tp_; }
+  Communicator& pp() const { return *pp_; }
+  // Tensor- and pipeline-parallel ranks together: one copy of the model.
+  Communicator& model() const { return *model_; }
+  // Null where this rank is not in one.
+  Communicator* embedding() const { return embedding_.get(); }
+  Communicator* kv_replicas() const { return kv_replicas_.get(); }
+  // By channel_of(); null where this rank is at neither end.
+  std::vector<Communicator*> channels() const;
+
+ private:
+  // Makes a group: the ranks of this rank's colour in `key` order; called in the same order on all ranks.
+  class Maker;
+  Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicator> own_world,
+         const Layout& layout);
+
+  Mesh mesh_;
+  std::unique_ptr<Communicator> own_world_;  // of a plan
+  Communicator* world_;
+  std::unique_ptr<Communicator> dp_, tp_, pp_, model_, embedding_, kv_replicas_;
+  std::vector<std::unique_ptr<Communicator>> channels_;
+};
+
+}  // namespace weft

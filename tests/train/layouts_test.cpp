@@ -1,0 +1,74 @@
+// The same numbers on any layout: losses, norms, every gradient and the weights after three steps equal one
+// rank's.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "layout_run.hpp"
+
+namespace weft::testing {
+namespace {
+
+using Schedule = ParallelConfig::Schedule;
+
+// The one-rank run of a case, made once.
+const LayoutResult& reference_of(const LayoutCase& layout) {
+  static std::map<std::string, LayoutResult> known;
+  LayoutCase one = layout;
+  one.tp = one.pp = one.dp = one.chunks = 1;
+  one.schedule = Schedule::k1F1B;
+  one.sequence_parallel = one.distributed = false;
+  one.bucket = 0;
+  const auto found = known.find(one.name());
+  if (found != known.end()) return found->second;
+  return known.emplace(one.name(), run_layout(one)).first->second;
+}
+
+class Layouts : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Layouts, EqualOneRank) {
+  std::string what;
+  const double worst = worst_difference(run_layout(GetParam()), reference_of(GetParam()), 1e-5, &what);
+  EXPECT_LE(worst, 1.0) << GetParam().name() << ": " << what;
+}
+
+std::vector<LayoutCase> first_rows() {
+  std::vector<LayoutCase> rows;
+  rows.push_back({.model = "llama", .dp = 2});
+  rows.push_back({.model = "llama", .dp = 3, .distributed = true});
+  rows.push_back({.model = "llama", .tp = 2});
+  rows.push_back({.model = "llama", .tp = 2, .sequence_parallel = true});
+  rows.push_back({.model = "gpt2", .tp = 2, .sequence_parallel = true});
+  rows.push_back({.model = "gpt2", .tp = 3});
+  rows.push_back({.model = "llama", .pp = 2});
+  rows.push_back({.model = "gpt2", .pp = 2});
+  rows.push_back({.model = "gpt2", .pp = 4, .schedule = Schedule::kGpipe});
+  rows.push_back({.model = "gpt2", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2});
+  rows.push_back({.model = "gpt2", .pp = 2, .schedule = Schedule::kZbH1});
+  rows.push_back({.model = "gpt2", .pp = 2, .schedule = Schedule::kZbV, .chunks = 2});
+  rows.push_back({.model = "gpt2", .pp = 2, .dp = 2, .distributed = true, .bucket = 333});
+  rows.push_back({.model = "gpt2",
+                  .tp = 2,
+                  .pp = 2,
+                  .dp = 3,
+                  .sequence_parallel = true,
+                  .distributed = true,
+                  .accumulation = 3,
+                  .ragged = true});
+  return rows;
+}
+
+// gtest wants letters and digits.
+std::string test_name(const ::testing::TestParamInfo<LayoutCase>& row) {
+  std::string name = row.param.name();
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(First, Layouts, ::testing::ValuesIn(first_rows()), test_name);
+
+}  // namespace
+}  // namespace weft::testing
