@@ -57,9 +57,7 @@ Tensor RecomputedLayers::backward(Lane& lane, const Tensor& dy, Microbatch& mb) 
   };
   return again(mb, forward_again, [&] {
     Tensor dx = dy;
-    for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-      dx = (*layer)->backward(lane, dx, mb);
-    }
+    for (std::size_t i = layers_.size(); i-- > 0;) dx = layers_[i]->backward(lane, dx, mb);
     return dx;
   });
 }

@@ -73,9 +73,7 @@ class Layers {
   }
   Tensor backward(const Tensor& dy, Microbatch& mb) const {
     Tensor dx = dy;
-    for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-      dx = (*layer)->backward(lane_, dx, mb);
-    }
+    for (std::size_t i = layers_.size(); i-- > 0;) dx = layers_[i]->backward(lane_, dx, mb);
     return dx;
   }
   const ParamSet& params() const { return params_; }
@@ -275,6 +273,23 @@ TEST(Recompute, SavesWhatItSays) {
   EXPECT_EQ(plain - saved_bytes({"", {}, {"mlp", "layernorm"}}), kLayers * (2 * inner + residual));
   for (const Recompute& recompute : all_forms())
     EXPECT_EQ(saved_bytes(recompute, false), 0) << recompute.name;
+}
+
+// The first pass needs no more memory than one that will have no backward.
+TEST(Recompute, ForwardForgetsAsItGoes) {
+  const auto peak = [](const Recompute& recompute, bool keep) {
+    TestRank rank(std::size_t{1} << 20);
+    Lane& lane = rank.lane();
+    const Layers layers(lane, DType::kF32, recompute);
+    const Tensor x = random_tensor(lane, kShape, DType::kF32, 1);
+    Microbatch mb = microbatch(lane, 3);
+    mb.saved = SavedStack(keep);
+    lane.arena.reset_high_water();
+    layers.forward(x, mb);
+    return lane.arena.high_water();
+  };
+  EXPECT_EQ(peak({"", {3}, {}}, true), peak({}, false));
+  EXPECT_LT(peak({"", {3}, {}}, true), peak({}, true));
 }
 
 // The second pass of a group is gone before the next group's begins.
