@@ -11,7 +11,11 @@ Tensor ColumnParallelLinear::forward(Lane& lane, const Tensor& x, Microbatch& mb
 }
 
 Async<Tensor> ColumnParallelLinear::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
-  auto [x] = mb.saved.pop<Saved>();
+  return backward_of(lane, dy, mb.saved.pop<Saved>().x, mb);
+}
+
+Async<Tensor> ColumnParallelLinear::backward_of(Lane& lane, const Tensor& dy, Tensor x,
+                                                Microbatch& mb) const {
   const Tensor dx_full = ops::gemm_nn(lane, dy, weight_.weight());
   mb.later.push(*this, Pending{dy, std::move(x)});
   return border_.combine(lane, dx_full);  // rides under the weight gradient, or whatever runs next

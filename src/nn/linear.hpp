@@ -16,6 +16,8 @@ class ColumnParallelLinear final : public Linear {
       : border_(border), weight_(weight), bias_(bias) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
+  // backward for a caller that has x itself and saved nothing.
+  Async<Tensor> backward_of(Lane& lane, const Tensor& dy, Tensor x, Microbatch& mb) const;
 
   struct Pending {
     Tensor dy, x;

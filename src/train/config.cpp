@@ -8,22 +8,35 @@
 namespace weft {
 namespace {
 
-using Schedule = ParallelConfig::Schedule;
+// Samples of one forward pass over all data-parallel ranks.
+std::int64_t samples_of_pass(const TrainConfig& c) {
+  return c.training.micro_batch_size * std::max<std::int64_t>(data_parallel_size(c.parallel), 1);
+}
 
-const char* name_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kGpipe:
-      return "gpipe";
-    case Schedule::k1F1B:
-      return "1f1b";
-    case Schedule::kInterleaved:
-      return "interleaved";
-    case Schedule::kZbH1:
-      return "zb-h1";
-    case Schedule::kZbV:
-      return "zb-v";
-  }
-  return "?";
+// 0: given batches have not said it yet.
+std::int64_t global_batch(const TrainConfig& c) {
+  const bool follows = c.training.global_batch_size == 0 && c.data.batches.empty();
+  return follows ? samples_of_pass(c) : c.training.global_batch_size;
+}
+
+// What counts as layers when stages are cut alike.
+std::int64_t layers_to_split(const TrainConfig& c) {
+  return c.model.num_layers + (c.parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
+         (c.parallel.account_for_loss_in_pipeline_split ? 1 : 0);
+}
+
+// Options that make stages of unequal size.
+bool uneven(const ParallelConfig& p) {
+  return p.decoder_first_pipeline_num_layers != 0 || p.decoder_last_pipeline_num_layers != 0 ||
+         !p.pipeline_model_parallel_layout.empty();
+}
+
+// num_layers_per_virtual_pipeline_stage says how many stages there are, without a contradiction.
+bool counted_by_layers(const TrainConfig& c) {
+  const ParallelConfig& p = c.parallel;
+  return p.num_layers_per_virtual_pipeline_stage > 0 && p.num_virtual_stages_per_pipeline_rank == 1 &&
+         !uneven(p) && c.model.num_layers > 0 &&
+         layers_to_split(c) % (p.pipeline_model_parallel_size * p.num_layers_per_virtual_pipeline_stage) == 0;
 }
 
 // Collects contradictions, topic by topic.
@@ -38,6 +51,7 @@ class Problems {
     precision();
     layout();
     pipeline();
+    recompute();
     schedule();
     checkpoint();
     return std::move(list_);
@@ -179,6 +193,9 @@ class Problems {
           "--context-parallel-size {}",
           c_.data.seq_length, tp * cp, tp, cp);
     }
+    if (p.tp_comm_overlap && tp > 1 && !p.sequence_parallel) {
+      add("--tp-comm-overlap with --tensor-model-parallel-size {} needs --sequence-parallel", tp);
+    }
     if (model_is_loaded() || tp == 1) return;
     const ModelConfig m = resolved(c_.model);
     const auto divides = [&](const char* option, std::int64_t value) {
@@ -195,25 +212,111 @@ class Problems {
 
   void pipeline() {
     const ParallelConfig& p = c_.parallel;
-    const std::int64_t pp = p.pipeline_model_parallel_size, v = p.num_virtual_stages_per_pipeline_rank;
-    if (v > 1 && pp == 1) {
-      add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-model-parallel-size above 1 (it is 1)",
-          v);
-    }
-    const Schedule schedule = p.pipeline_schedule;
-    if (schedule == Schedule::kInterleaved && pp == 1) {
+    const std::int64_t pp = p.pipeline_model_parallel_size;
+    if (p.num_layers_per_virtual_pipeline_stage > 0 && !layers_per_stage()) return;
+    const PipelineShape shape = pipeline_shape(c_);
+    if (pp == 1 && shape.schedule == PipelineSchedule::kInterleaved) {
       add("--pipeline-schedule interleaved needs --pipeline-model-parallel-size above 1 (it is 1)");
-    } else if (schedule == Schedule::kInterleaved && v == 1) {
-      add("--pipeline-schedule interleaved needs --num-virtual-stages-per-pipeline-rank above 1 (it is 1)");
+    } else if (pp == 1 && p.num_virtual_stages_per_pipeline_rank > 1 &&
+               shape.schedule != PipelineSchedule::kZbV) {
+      add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-model-parallel-size above 1 (it is 1)",
+          p.num_virtual_stages_per_pipeline_rank);
+    } else {
+      microbatches(shape);
     }
-    if (v > 1 && pp > 1 && schedule != Schedule::kInterleaved && !(schedule == Schedule::kZbV && v == 2)) {
-      add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-schedule interleaved (it is {})", v,
-          name_of(schedule));
+    if (c_.model.num_layers == 0) return;  // its own problem, or to be loaded
+    const std::vector<std::string> split = problems_of(stage_split(c_));
+    std::copy(split.begin(), split.end(), std::back_inserter(list_));
+  }
+
+  // False: what follows cannot be judged.
+  bool layers_per_stage() {
+    const ParallelConfig& p = c_.parallel;
+    const std::int64_t pp = p.pipeline_model_parallel_size, n = p.num_layers_per_virtual_pipeline_stage,
+                       v = p.num_virtual_stages_per_pipeline_rank;
+    if (v > 1) {
+      add("--num-layers-per-virtual-pipeline-stage {} and --num-virtual-stages-per-pipeline-rank {} are both "
+          "given; only one is possible",
+          n, v);
+      return false;
     }
-    if (c_.model.num_layers > 0 && c_.model.num_layers % (pp * v) != 0) {
-      add("--num-layers {} is not divisible by {} = --pipeline-model-parallel-size {} x "
-          "--num-virtual-stages-per-pipeline-rank {}",
-          c_.model.num_layers, pp * v, pp, v);
+    if (uneven(p)) {
+      add("--num-layers-per-virtual-pipeline-stage {} is for stages of equal size: with "
+          "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers or "
+          "--pipeline-model-parallel-layout give --num-virtual-stages-per-pipeline-rank",
+          n);
+      return false;
+    }
+    if (c_.model.num_layers > 0 && !counted_by_layers(c_)) {
+      add("--num-layers {}{} is not divisible by {} = --pipeline-model-parallel-size {} x "
+          "--num-layers-per-virtual-pipeline-stage {}",
+          c_.model.num_layers,
+          layers_to_split(c_) == c_.model.num_layers
+              ? ""
+              : fmt::format(" ({} with the embedding or the loss counted as layers)", layers_to_split(c_)),
+          pp * n, pp, n);
+    }
+    return counted_by_layers(c_);
+  }
+
+  // The schedule with every number of microbatches that the run will have.
+  void microbatches(PipelineShape shape) {
+    const std::int64_t pass = samples_of_pass(c_);
+    const auto judge = [&](const std::string& batch) {
+      PipelineOptionNames names;
+      names.microbatches =
+          fmt::format("{} over --micro-batch-size {} x data parallel {}: number of microbatches", batch,
+                      c_.training.micro_batch_size, pass / c_.training.micro_batch_size);
+      if (c_.parallel.num_layers_per_virtual_pipeline_stage > 0) {
+        names.chunks = fmt::format("--num-layers-per-virtual-pipeline-stage {}, stages of a rank",
+                                   c_.parallel.num_layers_per_virtual_pipeline_stage);
+      }
+      const std::vector<std::string> own = problems_of(shape, names);
+      std::copy(own.begin(), own.end(), std::back_inserter(list_));
+      return own.empty();
+    };
+    if (!judge(fmt::format("--global-batch-size {}", global_batch(c_)))) return;
+    const auto [start, increment, samples] = c_.training.rampup_batch_size;
+    if (start < 1 || increment < 1 || shape.schedule != PipelineSchedule::kInterleaved) return;
+    // Sizes suit or not by their remainder, so that one round of remainders says all.
+    std::int64_t left = pass * std::max<std::int64_t>(shape.group, shape.ranks) + 1;
+    for (std::int64_t size = start; size < c_.training.global_batch_size && left > 0; size += increment) {
+      shape.microbatches = static_cast<int>((size + pass - 1) / pass);
+      if (!judge(fmt::format("--rampup-batch-size, which passes {},", size))) return;
+      --left;
+    }
+  }
+
+  void recompute() {
+    using Granularity = ParallelConfig::RecomputeGranularity;
+    const ParallelConfig& p = c_.parallel;
+    const bool full = p.recompute_granularity == Granularity::kFull,
+               selective = p.recompute_granularity == Granularity::kSelective;
+    const bool method = p.recompute_method != ParallelConfig::RecomputeMethod::kNotGiven;
+    const char* const name =
+        p.recompute_method == ParallelConfig::RecomputeMethod::kBlock ? "block" : "uniform";
+    const char* const granularity = selective ? "selective" : "none";
+    if (full && !method) add("--recompute-granularity full needs --recompute-method uniform or block");
+    if (full && p.recompute_num_layers == 0) {
+      add("--recompute-granularity full needs --recompute-num-layers: layers of a group (uniform) or of each "
+          "stage (block)");
+    }
+    if (!full && method) {
+      add("--recompute-method {} needs --recompute-granularity full (it is {})", name, granularity);
+    }
+    if (!full && p.recompute_num_layers != 0) {
+      add("--recompute-num-layers {} needs --recompute-granularity full (it is {})", p.recompute_num_layers,
+          granularity);
+    }
+    std::string modules;
+    for (const std::string& module : p.recompute_modules) modules += " " + module;
+    if (!selective && p.recompute_modules != ParallelConfig{}.recompute_modules) {
+      add("--recompute-modules{} needs --recompute-granularity selective (it is {})", modules,
+          full ? "full" : "none");
+    }
+    for (const std::string& module : p.recompute_modules) {
+      if (module == "core_attn" || module == "mlp" || module == "layernorm") continue;
+      add("--recompute-modules {}: the modules of this model are core_attn, mlp and layernorm", module);
     }
   }
 
@@ -299,17 +402,57 @@ std::int64_t data_parallel_size(const ParallelConfig& p) {
   return world_size(p) / model_parallel_size(p);
 }
 
+std::int64_t virtual_stages(const TrainConfig& c) {
+  const ParallelConfig& p = c.parallel;
+  const std::int64_t pp = p.pipeline_model_parallel_size;
+  if (p.num_virtual_stages_per_pipeline_rank > 1) return p.num_virtual_stages_per_pipeline_rank;
+  if (counted_by_layers(c)) return layers_to_split(c) / (pp * p.num_layers_per_virtual_pipeline_stage);
+  if (p.pipeline_schedule == PipelineSchedule::kZbV) return 2;
+  // Only a schedule that takes several; any other is told that the layout has too many.
+  if (p.pipeline_schedule != PipelineSchedule::kInterleaved) return 1;
+  const std::int64_t stages = stages_of_layout(p.pipeline_model_parallel_layout);
+  return stages > 0 && stages % pp == 0 ? stages / pp : 1;
+}
+
+StageSplit stage_split(const TrainConfig& c) {
+  const ParallelConfig& p = c.parallel;
+  return {.num_layers = c.model.num_layers,
+          .ranks = p.pipeline_model_parallel_size,
+          .chunks = virtual_stages(c),
+          .v_shaped = p.pipeline_schedule == PipelineSchedule::kZbV,
+          .decoder_first_pipeline_num_layers = p.decoder_first_pipeline_num_layers,
+          .decoder_last_pipeline_num_layers = p.decoder_last_pipeline_num_layers,
+          .account_for_embedding_in_pipeline_split = p.account_for_embedding_in_pipeline_split,
+          .account_for_loss_in_pipeline_split = p.account_for_loss_in_pipeline_split,
+          .pipeline_model_parallel_layout = p.pipeline_model_parallel_layout};
+}
+
+PipelineShape pipeline_shape(const TrainConfig& c) {
+  const std::int64_t batch = global_batch(c), pass = samples_of_pass(c);
+  PipelineShape shape{.schedule = c.parallel.pipeline_schedule,
+                      .ranks = static_cast<int>(c.parallel.pipeline_model_parallel_size),
+                      .chunks = static_cast<int>(virtual_stages(c)),
+                      .group = static_cast<int>(c.parallel.microbatch_group_size_per_virtual_pipeline_stage)};
+  // Batches of unknown size: any number of microbatches is as good, and none is judged.
+  shape.forward_only = batch == 0;
+  shape.microbatches = static_cast<int>(std::max<std::int64_t>((batch + pass - 1) / pass, 1));
+  return shape;
+}
+
 TrainConfig resolved(TrainConfig c) {
   if (c.model.max_position_embeddings == 0) c.model.max_position_embeddings = c.data.seq_length;
   c.model = resolved(std::move(c.model));
   if (c.parallel.expert_tensor_parallel_size == 0) {
     c.parallel.expert_tensor_parallel_size = c.parallel.tensor_model_parallel_size;
   }
+  const bool by_layers = counted_by_layers(c);
+  c.parallel.num_virtual_stages_per_pipeline_rank = virtual_stages(c);
+  if (by_layers) c.parallel.num_layers_per_virtual_pipeline_stage = 0;  // said by the line above
   const std::int64_t dp = std::max<std::int64_t>(data_parallel_size(c.parallel), 1);
   if (c.parallel.ddp_bucket_size == 0)
     c.parallel.ddp_bucket_size = std::max<std::int64_t>(40'000'000, 1'000'000 * dp);
   TrainingConfig& t = c.training;
-  if (t.global_batch_size == 0 && c.data.batches.empty()) t.global_batch_size = t.micro_batch_size * dp;
+  t.global_batch_size = global_batch(c);
   OptimizerConfig& o = c.optimizer;
   if (o.lr_decay_iters == 0) o.lr_decay_iters = t.train_iters;
   if (o.lr_decay_samples == 0) o.lr_decay_samples = t.train_samples;
@@ -329,6 +472,9 @@ std::vector<std::string> notes_of(const TrainConfig& c) {
   const std::int64_t dp = data_parallel_size(p);
   if (p.sequence_parallel && p.tensor_model_parallel_size == 1) {
     add("--sequence-parallel has no effect with --tensor-model-parallel-size 1");
+  }
+  if (p.tp_comm_overlap && p.tensor_model_parallel_size == 1) {
+    add("--tp-comm-overlap has no effect with --tensor-model-parallel-size 1");
   }
   if (p.use_distributed_optimizer && dp * p.context_parallel_size == 1) {
     add("--use-distributed-optimizer has no effect with one data-parallel rank");
@@ -361,6 +507,10 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   size("--pipeline-model-parallel-size", p.pipeline_model_parallel_size);
   size("--context-parallel-size", p.context_parallel_size);
   refuse(p.use_distributed_optimizer && data_parallel_size(p) > 1, "--use-distributed-optimizer");
+  refuse(p.tp_comm_overlap && p.tensor_model_parallel_size > 1, "--tp-comm-overlap");
+  refuse(!p.overlap_p2p_communication && p.pipeline_model_parallel_size > 1,
+         "--no-overlap-p2p-communication");
+  refuse(p.recompute_granularity != ParallelConfig::RecomputeGranularity::kNone, "--recompute-granularity");
   refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
   refuse(p.launcher == ParallelConfig::Launcher::kMpi, "--launcher mpi");
   refuse(c.data.reset_position_ids, "--reset-position-ids");

@@ -10,13 +10,17 @@
 #include <vector>
 
 #include "model/config.hpp"
+#include "model/stage_split.hpp"
+#include "pipeline/schedules.hpp"
 
 namespace weft {
 
 struct ParallelConfig {
   enum class Launcher { kAuto, kThreads, kMpi };
   enum class Device { kAuto, kCpu, kCuda };  // auto: cuda where the build and the machine have it
-  enum class Schedule { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
+  using Schedule = PipelineSchedule;
+  enum class RecomputeGranularity { kNone, kFull, kSelective };
+  enum class RecomputeMethod { kNotGiven, kUniform, kBlock };
 
   Launcher launcher = Launcher::kAuto;
   Device device = Device::kAuto;
@@ -33,7 +37,20 @@ struct ParallelConfig {
   bool overlap_param_gather = false;
   std::int64_t ddp_bucket_size = 0;  // elements; 0: max(40 million, 1 million · dp)
   Schedule pipeline_schedule = Schedule::k1F1B;
-  std::int64_t num_virtual_stages_per_pipeline_rank = 1;
+  std::int64_t num_virtual_stages_per_pipeline_rank = 1;              // 1 may be left to resolved()
+  std::int64_t num_layers_per_virtual_pipeline_stage = 0;             // the same said by layers; 0: not given
+  std::int64_t microbatch_group_size_per_virtual_pipeline_stage = 0;  // 0: pipeline_model_parallel_size
+  std::int64_t decoder_first_pipeline_num_layers = 0;                 // 0: as many as the other ranks
+  std::int64_t decoder_last_pipeline_num_layers = 0;
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
+  std::string pipeline_model_parallel_layout;  // see StageSplit
+  bool overlap_p2p_communication = true;       // --no-overlap-p2p-communication
+  bool tp_comm_overlap = false;
+  RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
+  RecomputeMethod recompute_method = RecomputeMethod::kNotGiven;
+  std::int64_t recompute_num_layers = 0;  // uniform: of a group; block: of each stage; 0: not given
+  std::vector<std::string> recompute_modules{"core_attn"};
   double distributed_timeout_seconds = 600;
 
   bool operator==(const ParallelConfig&) const = default;
@@ -175,6 +192,14 @@ TrainConfig resolved(TrainConfig config);
 std::int64_t model_parallel_size(const ParallelConfig& parallel);
 std::int64_t world_size(const ParallelConfig& parallel);
 std::int64_t data_parallel_size(const ParallelConfig& parallel);
+
+// Stages on each rank: num_virtual_stages_per_pipeline_rank, or what follows from
+// num_layers_per_virtual_pipeline_stage, from the layout string or from the schedule (zb-v: 2).
+std::int64_t virtual_stages(const TrainConfig& config);
+// How the layers are split, and the shape of the pipeline. While --batches have not said their size, the
+// number of microbatches is unknown: the shape is then forward_only, which any number suits.
+StageSplit stage_split(const TrainConfig& config);
+PipelineShape pipeline_shape(const TrainConfig& config);
 
 // Every contradiction between options, in a fixed order, each naming all options and numbers concerned;
 // empty: fine. Looks at values only: no file, device or other rank.

@@ -14,6 +14,31 @@ constexpr Integers kSizeOrNone{.low = 0};
 constexpr Integers kRanks{.low = 1, .high = std::int64_t{1} << 20};
 constexpr Integers kCount{.low = 0, .high = kLargestCount};
 
+void add_recompute_options(OptionSet& options, ParallelConfig& p) {
+  using Granularity = ParallelConfig::RecomputeGranularity;
+  options
+      .choice("recompute-granularity", p.recompute_granularity,
+              {{"none", Granularity::kNone},
+               {"full", Granularity::kFull},
+               {"selective", Granularity::kSelective}},
+              "activations made again in backward in place of saved: of whole layers, or of some modules")
+      .also({"activation-checkpointing", "gradient-checkpointing", "checkpoint-activations"});
+  options.shorthand("recompute-activations", {{"recompute-granularity", "selective"}},
+                    {{"recompute-granularity", "none"}}, "--recompute-granularity selective");
+  using Method = ParallelConfig::RecomputeMethod;
+  options
+      .choice("recompute-method", p.recompute_method,
+              {{"uniform", Method::kUniform}, {"block", Method::kBlock}},
+              "full: groups of layers that save one input, or each of the first layers of a stage")
+      .otherwise("must be given with full");
+  options
+      .integer("recompute-num-layers", p.recompute_num_layers, kSize,
+               "full: layers of a group (uniform) or of each stage (block)")
+      .otherwise("must be given with full");
+  options.texts("recompute-modules", p.recompute_modules, "MODULE",
+                "selective: of core_attn, mlp and layernorm; core_attn saves little, as attention is tiled");
+}
+
 }  // namespace
 
 void add_model_options(OptionSet& options, ModelConfig& m) {
@@ -150,8 +175,42 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                   {"zb-h1", ParallelConfig::Schedule::kZbH1},
                   {"zb-v", ParallelConfig::Schedule::kZbV}},
                  "order of the microbatches of a pipeline");
-  options.integer("num-virtual-stages-per-pipeline-rank", p.num_virtual_stages_per_pipeline_rank, kRanks,
-                  "model chunks on each rank of an interleaved pipeline");
+  options
+      .integer("num-virtual-stages-per-pipeline-rank", p.num_virtual_stages_per_pipeline_rank, kRanks,
+               "model chunks on each rank of an interleaved pipeline; zb-v: 2")
+      .also({"virtual-pipeline-model-parallel-size", "vpp"});
+  options
+      .integer("num-layers-per-virtual-pipeline-stage", p.num_layers_per_virtual_pipeline_stage, kSize,
+               "the same said by the layers of a chunk")
+      .otherwise("as many as follow");
+  options
+      .integer("microbatch-group-size-per-virtual-pipeline-stage",
+               p.microbatch_group_size_per_virtual_pipeline_stage, kRanks,
+               "interleaved: microbatches that pass a chunk before the next chunk's turn")
+      .otherwise("--pipeline-model-parallel-size");
+  options
+      .integer("decoder-first-pipeline-num-layers", p.decoder_first_pipeline_num_layers, kSize,
+               "layers of the first pipeline rank")
+      .also({"num-layers-in-first-pipeline-stage"})
+      .otherwise("as the other ranks");
+  options
+      .integer("decoder-last-pipeline-num-layers", p.decoder_last_pipeline_num_layers, kSize,
+               "layers of the last pipeline rank")
+      .also({"num-layers-in-last-pipeline-stage"})
+      .otherwise("as the other ranks");
+  options.flag("account-for-embedding-in-pipeline-split", p.account_for_embedding_in_pipeline_split,
+               "the embedding counts as a layer of the first stage");
+  options.flag("account-for-loss-in-pipeline-split", p.account_for_loss_in_pipeline_split,
+               "output layer and loss count as a layer of the last stage");
+  options
+      .text("pipeline-model-parallel-layout", p.pipeline_model_parallel_layout, "LAYOUT",
+            "every stage written out, as 'Et*3|(tt|)*29,L': E embedding, t layer, L loss, | next stage")
+      .otherwise("stages alike");
+  options.flag("overlap-p2p-communication", p.overlap_p2p_communication,
+               "messages between stages travel while ranks compute");
+  options.flag("tp-comm-overlap", p.tp_comm_overlap,
+               "tensor-parallel messages travel under the matrix products they belong to");
+  add_recompute_options(options, p);
   options
       .real("distributed-timeout-seconds", p.distributed_timeout_seconds, Reals::positive(),
             "a rank that waits longer for others ends the run")

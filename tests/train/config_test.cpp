@@ -70,6 +70,8 @@ TEST(Config, EachContradictionNamesItsOptionsAndNumbers) {
       {[](auto& c) { c.parallel.tensor_model_parallel_size = 8; },
        {"--num-attention-heads 4", "--tensor-model-parallel-size 8"}},
       {[](auto& c) { c.parallel.pipeline_model_parallel_size = 4; }, {"--num-layers 2", "4"}},
+      {[](auto& c) { c.parallel.tensor_model_parallel_size = 2, c.parallel.tp_comm_overlap = true; },
+       {"--tp-comm-overlap", "--tensor-model-parallel-size 2", "--sequence-parallel"}},
       {[](auto& c) { c.data.batches = "b", c.data.text_file = "t", c.data.tokenizer_model = "k"; },
        {"--data-path d", "--text-file t", "--batches b"}},
       {[](auto& c) { c.data.data_path.clear(); }, {"--data-path", "--text-file", "--batches"}},
@@ -101,6 +103,223 @@ TEST(Config, EachContradictionNamesItsOptionsAndNumbers) {
     const std::vector<std::string> problems = problems_of(config);
     EXPECT_EQ(problems.size(), 1u) << joined(problems) << "for " << bad.parts.front();
     for (const char* part : bad.parts) {
+      EXPECT_NE(joined(problems).find(part), std::string::npos) << part << "\nin " << joined(problems);
+    }
+  }
+}
+
+// A pipeline of this many ranks with this many layers, and what is changed of it.
+TrainConfig piped(std::int64_t layers, std::int64_t ranks, Schedule schedule = Schedule::k1F1B,
+                  std::int64_t batch = 0) {
+  TrainConfig c = base();
+  c.model.num_layers = layers;
+  c.parallel.pipeline_model_parallel_size = ranks;
+  c.parallel.pipeline_schedule = schedule;
+  c.training.global_batch_size = batch;
+  return c;
+}
+
+TEST(Config, EachContradictionOfAPipelineNamesItsOptionsAndNumbers) {
+  const auto changed = [](TrainConfig c, const std::function<void(ParallelConfig&)>& change) {
+    change(c.parallel);
+    return c;
+  };
+  TrainConfig micro = piped(4, 2, Schedule::kInterleaved, 6);
+  micro.parallel.num_virtual_stages_per_pipeline_rank = 2;
+  micro.training.micro_batch_size = 2;
+  TrainConfig rampup = piped(4, 2, Schedule::kInterleaved, 8);
+  rampup.parallel.num_virtual_stages_per_pipeline_rank = 2;
+  rampup.training.train_iters = 0, rampup.training.train_samples = 100;
+  rampup.training.rampup_batch_size = {2, 1, 20};
+  const struct {
+    TrainConfig config;
+    std::vector<const char*> parts;
+  } cases[] = {
+      {piped(3, 2),
+       {"--num-layers 3", "--pipeline-model-parallel-size 2", "--decoder-first-pipeline-num-layers",
+        "--pipeline-model-parallel-layout"}},
+      {changed(piped(4, 2, Schedule::kInterleaved, 4),
+               [](auto& p) { p.num_layers_per_virtual_pipeline_stage = 3; }),
+       {"--num-layers 4",
+        "6 = --pipeline-model-parallel-size 2 x --num-layers-per-virtual-pipeline-stage 3"}},
+      {changed(piped(4, 4, Schedule::kInterleaved, 4),
+               [](auto& p) { p.num_virtual_stages_per_pipeline_rank = 2; }),
+       {"--num-layers 4", "--pipeline-model-parallel-size 4", "--num-virtual-stages-per-pipeline-rank 2"}},
+      {changed(piped(4, 2, Schedule::kInterleaved, 4),
+               [](auto& p) {
+                 p.num_layers_per_virtual_pipeline_stage = 1;
+                 p.num_virtual_stages_per_pipeline_rank = 2;
+               }),
+       {"--num-layers-per-virtual-pipeline-stage 1", "--num-virtual-stages-per-pipeline-rank 2"}},
+      {changed(piped(4, 2, Schedule::kInterleaved, 4),
+               [](auto& p) {
+                 p.num_layers_per_virtual_pipeline_stage = 1;
+                 p.decoder_first_pipeline_num_layers = 2;
+               }),
+       {"--num-layers-per-virtual-pipeline-stage 1", "--decoder-first-pipeline-num-layers"}},
+      {changed(piped(4, 2), [](auto& p) { p.num_layers_per_virtual_pipeline_stage = 1; }),
+       {"--num-layers-per-virtual-pipeline-stage 1", "--pipeline-schedule 1f1b"}},
+      {changed(piped(4, 2), [](auto& p) { p.num_virtual_stages_per_pipeline_rank = 2; }),
+       {"--num-virtual-stages-per-pipeline-rank 2", "--pipeline-schedule 1f1b", "interleaved"}},
+      {piped(4, 2, Schedule::kInterleaved, 2),
+       {"--pipeline-schedule interleaved", "--num-virtual-stages-per-pipeline-rank", "1"}},
+      {changed(piped(12, 2, Schedule::kZbV), [](auto& p) { p.num_virtual_stages_per_pipeline_rank = 3; }),
+       {"--num-virtual-stages-per-pipeline-rank 3", "zb-v", "two chunks"}},
+      {piped(2, 2, Schedule::kZbV),
+       {"--num-layers 2", "--pipeline-model-parallel-size 2 x --num-virtual-stages-per-pipeline-rank 2"}},
+      {changed(piped(4, 2, Schedule::kInterleaved, 3),
+               [](auto& p) { p.num_virtual_stages_per_pipeline_rank = 2; }),
+       {"number of microbatches 3", "--global-batch-size 3", "--pipeline-model-parallel-size 2"}},
+      {micro, {"number of microbatches 3", "--global-batch-size 6", "--micro-batch-size 2"}},
+      {rampup, {"number of microbatches 3", "--rampup-batch-size, which passes 3"}},
+      {changed(piped(4, 2, Schedule::kInterleaved, 4),
+               [](auto& p) {
+                 p.num_virtual_stages_per_pipeline_rank = 2;
+                 p.microbatch_group_size_per_virtual_pipeline_stage = 1;
+               }),
+       {"--microbatch-group-size-per-virtual-pipeline-stage 1", "--pipeline-model-parallel-size 2"}},
+      {changed(piped(4, 2), [](auto& p) { p.microbatch_group_size_per_virtual_pipeline_stage = 4; }),
+       {"--microbatch-group-size-per-virtual-pipeline-stage 4", "interleaved", "1f1b"}},
+      {changed(piped(4, 2), [](auto& p) { p.pipeline_model_parallel_layout = "Et|tL"; }),
+       {"--pipeline-model-parallel-layout Et|tL", "2 layers", "--num-layers is 4"}},
+      {changed(piped(4, 2), [](auto& p) { p.pipeline_model_parallel_layout = "Et|t|t|tL"; }),
+       {"--pipeline-model-parallel-layout Et|t|t|tL", "4 stages", "2 = --pipeline-model-parallel-size 2"}},
+      {changed(piped(4, 1), [](auto& p) { p.decoder_last_pipeline_num_layers = 2; }),
+       {"--decoder-last-pipeline-num-layers 2", "--pipeline-model-parallel-size"}},
+  };
+  for (const auto& bad : cases) {
+    const std::vector<std::string> problems = problems_of(bad.config);
+    EXPECT_EQ(problems.size(), 1u) << joined(problems) << "for " << bad.parts.back();
+    for (const char* part : bad.parts) {
+      EXPECT_NE(joined(problems).find(part), std::string::npos) << part << "\nin " << joined(problems);
+    }
+    // Resolving hides no contradiction.
+    EXPECT_EQ(problems_of(resolved(bad.config)).size(), 1u) << joined(problems);
+  }
+}
+
+TEST(Config, UnevenPipelinesAndTheirNumberOfStages) {
+  const auto stages = [](const TrainConfig& c) {
+    EXPECT_EQ(joined(problems_of(c)), "");
+    const TrainConfig r = resolved(c);
+    EXPECT_EQ(joined(problems_of(r)), "");
+    EXPECT_EQ(resolved(r), r);
+    EXPECT_EQ(r.parallel.num_virtual_stages_per_pipeline_rank, virtual_stages(c));
+    EXPECT_EQ(split_stages(stage_split(c)), split_stages(stage_split(r)));
+    return to_string(split_stages(stage_split(r)));
+  };
+  TrainConfig c = piped(3, 2);
+  c.parallel.decoder_first_pipeline_num_layers = 1;
+  c.parallel.decoder_last_pipeline_num_layers = 2;
+  EXPECT_EQ(stages(c), "stages: 0 [embedding, layer 0], 1 [layers 1-2, loss]; 3 layers");
+  c = piped(3, 2);
+  c.parallel.account_for_loss_in_pipeline_split = true;
+  EXPECT_EQ(stages(c), "stages: 0 [embedding, layers 0-1], 1 [layer 2, loss]; 3 layers");
+  const std::string four =
+      "stages: 0 [embedding, layer 0], 1 [layer 1], 2 [layer 2], 3 [layer 3, loss]; 4 layers";
+  EXPECT_EQ(stages(piped(4, 2, Schedule::kZbV)), four);
+  c = piped(4, 2, Schedule::kInterleaved, 4);
+  c.parallel.num_layers_per_virtual_pipeline_stage = 1;
+  EXPECT_EQ(stages(c), four);
+  EXPECT_EQ(resolved(c).parallel.num_layers_per_virtual_pipeline_stage, 0);
+  c = piped(4, 2, Schedule::kInterleaved, 4);
+  c.parallel.pipeline_model_parallel_layout = "Et|(t|)*2tL";
+  EXPECT_EQ(stages(c), four);
+  c = piped(7, 2, Schedule::kZbV);
+  c.parallel.decoder_first_pipeline_num_layers = 4;
+  EXPECT_EQ(problems_of(c).size(), 1u);  // three layers over two chunks
+  c.model.num_layers = 6;
+  EXPECT_EQ(stages(c),
+            "stages: 0 [embedding, layers 0-1], 1 [layer 2], 2 [layer 3], 3 [layers 4-5, loss]; 6 layers");
+}
+
+TEST(Config, MicrobatchesOfAStep) {
+  TrainConfig c = piped(4, 2, Schedule::kZbH1, 7);
+  c.training.micro_batch_size = 2;
+  EXPECT_EQ(pipeline_shape(c).microbatches, 4);
+  EXPECT_FALSE(pipeline_shape(c).forward_only);
+  c.parallel.ranks = 4;
+  EXPECT_EQ(pipeline_shape(c).microbatches, 2);
+  c.training.global_batch_size = 0;
+  EXPECT_EQ(pipeline_shape(c).microbatches, 1);
+  // Given batches say it later: nothing is judged before.
+  c = piped(4, 2, Schedule::kInterleaved);
+  c.parallel.num_virtual_stages_per_pipeline_rank = 2;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  c.data.data_path.clear(), c.data.batches = "b.safetensors";
+  EXPECT_EQ(joined(problems_of(c)), "");
+  c.training.global_batch_size = 3;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+  for (const std::int64_t batch : {2, 4}) {
+    c.training.global_batch_size = batch;
+    EXPECT_EQ(joined(problems_of(c)), "");
+  }
+  for (const std::int64_t batch : {1, 2, 3, 5})
+    EXPECT_EQ(joined(problems_of(piped(4, 4, Schedule::k1F1B, batch))), "");
+}
+
+TEST(Config, EachContradictionOfRecomputationIsNamed) {
+  using Granularity = ParallelConfig::RecomputeGranularity;
+  using Method = ParallelConfig::RecomputeMethod;
+  const struct {
+    Granularity granularity;
+    Method method;
+    std::int64_t layers;
+    std::vector<std::string> modules;
+    std::vector<const char*> parts;  // none: fine
+  } cases[] = {
+      {Granularity::kNone, Method::kNotGiven, 0, {"core_attn"}, {}},
+      {Granularity::kFull, Method::kUniform, 1, {"core_attn"}, {}},
+      {Granularity::kFull, Method::kBlock, 2, {"core_attn"}, {}},
+      {Granularity::kSelective, Method::kNotGiven, 0, {"core_attn"}, {}},
+      {Granularity::kSelective, Method::kNotGiven, 0, {"mlp", "core_attn"}, {}},
+      {Granularity::kFull, Method::kNotGiven, 1, {"core_attn"}, {"full needs --recompute-method"}},
+      {Granularity::kFull, Method::kUniform, 0, {"core_attn"}, {"full needs --recompute-num-layers"}},
+      {Granularity::kFull,
+       Method::kUniform,
+       1,
+       {"mlp"},
+       {"--recompute-modules mlp", "selective (it is full)"}},
+      {Granularity::kNone,
+       Method::kBlock,
+       0,
+       {"core_attn"},
+       {"--recompute-method block", "full (it is none)"}},
+      {Granularity::kNone,
+       Method::kNotGiven,
+       3,
+       {"core_attn"},
+       {"--recompute-num-layers 3", "full (it is none)"}},
+      {Granularity::kNone,
+       Method::kNotGiven,
+       0,
+       {"mlp"},
+       {"--recompute-modules mlp", "selective (it is none)"}},
+      {Granularity::kSelective,
+       Method::kUniform,
+       0,
+       {"mlp"},
+       {"--recompute-method uniform", "(it is selective)"}},
+      {Granularity::kSelective,
+       Method::kNotGiven,
+       1,
+       {"mlp"},
+       {"--recompute-num-layers 1", "(it is selective)"}},
+      {Granularity::kSelective,
+       Method::kNotGiven,
+       0,
+       {"moe_act", "mlp"},
+       {"--recompute-modules moe_act", "core_attn, mlp"}},
+  };
+  for (const auto& one : cases) {
+    TrainConfig c = base();
+    c.parallel.recompute_granularity = one.granularity;
+    c.parallel.recompute_method = one.method;
+    c.parallel.recompute_num_layers = one.layers;
+    c.parallel.recompute_modules = one.modules;
+    const std::vector<std::string> problems = problems_of(c);
+    EXPECT_EQ(problems.size(), one.parts.empty() ? 0u : 1u) << joined(problems);
+    for (const char* part : one.parts) {
       EXPECT_NE(joined(problems).find(part), std::string::npos) << part << "\nin " << joined(problems);
     }
   }

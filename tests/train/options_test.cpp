@@ -154,6 +154,71 @@ TEST(Options, EachBadWordOfTheCommandLineIsNamed) {
   expect_one_problem(parse_with("--learning-rate", "1"), {"did you mean --lr?"});
 }
 
+// Options of a pipeline and of recomputation under Megatron's names. What this build cannot run yet is a
+// problem of its own, which says so.
+TEST(Options, PipelineAndRecomputation) {
+  TrainConfig c;
+  OptionSet options("weft train", "trains");
+  add_train_options(options, c);
+  const std::vector<std::string> args = {"--num-layers-per-virtual-pipeline-stage",
+                                         "2",
+                                         "--microbatch-group-size-per-virtual-pipeline-stage",
+                                         "8",
+                                         "--decoder-first-pipeline-num-layers",
+                                         "3",
+                                         "--decoder-last-pipeline-num-layers",
+                                         "4",
+                                         "--account-for-embedding-in-pipeline-split",
+                                         "--account-for-loss-in-pipeline-split",
+                                         "--pipeline-model-parallel-layout",
+                                         "Et*3|(tt|)*29,L",
+                                         "--no-overlap-p2p-communication",
+                                         "--tp-comm-overlap",
+                                         "--recompute-granularity",
+                                         "full",
+                                         "--recompute-method",
+                                         "block",
+                                         "--recompute-num-layers",
+                                         "5",
+                                         "--recompute-modules",
+                                         "mlp",
+                                         "core_attn"};
+  const ParallelConfig before = c.parallel;
+  EXPECT_TRUE(before.overlap_p2p_communication);
+  EXPECT_FALSE(before.tp_comm_overlap);
+  options.parse(args);
+  const auto expect_all = [](const ParallelConfig& p) {
+    EXPECT_EQ(p.num_layers_per_virtual_pipeline_stage, 2);
+    EXPECT_EQ(p.microbatch_group_size_per_virtual_pipeline_stage, 8);
+    EXPECT_EQ(p.decoder_first_pipeline_num_layers, 3);
+    EXPECT_EQ(p.decoder_last_pipeline_num_layers, 4);
+    EXPECT_TRUE(p.account_for_embedding_in_pipeline_split);
+    EXPECT_TRUE(p.account_for_loss_in_pipeline_split);
+    EXPECT_EQ(p.pipeline_model_parallel_layout, "Et*3|(tt|)*29,L");
+    EXPECT_FALSE(p.overlap_p2p_communication);
+    EXPECT_TRUE(p.tp_comm_overlap);
+    EXPECT_EQ(p.recompute_granularity, ParallelConfig::RecomputeGranularity::kFull);
+    EXPECT_EQ(p.recompute_method, ParallelConfig::RecomputeMethod::kBlock);
+    EXPECT_EQ(p.recompute_num_layers, 5);
+    EXPECT_EQ(p.recompute_modules, (std::vector<std::string>{"mlp", "core_attn"}));
+  };
+  expect_all(c.parallel);
+  // Through TOML and back.
+  const TomlFile file(options.to_toml());
+  TrainConfig again;
+  OptionSet from_file("weft train", "trains");
+  add_train_options(from_file, again);
+  from_file.parse(std::vector<std::string>{"--config", file.path()});
+  expect_all(again.parallel);
+  EXPECT_EQ(from_file.to_toml(), options.to_toml());
+
+  expect_one_problem(parse({"--recompute-activations"}), {"--recompute-granularity", "this build cannot"});
+  expect_one_problem(parse({"--recompute-granularity", "ful"}),
+                     {"--recompute-granularity ful", "did you mean full?"});
+  expect_one_problem(parse({"--recompute-method", "blok"}),
+                     {"--recompute-method blok", "did you mean block?"});
+}
+
 TEST(Options, SameValueTwiceIsFine) {
   EXPECT_TRUE(parse({"--seed", "7", "--seed", "7", "--bf16", "--bf16=true"}).problems.empty());
 }
