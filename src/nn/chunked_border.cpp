@@ -33,6 +33,15 @@ Shape with_rows(const Tensor& x, std::int64_t rows) {
   return shape;
 }
 
+// product for each range of rows inside that the chunk's tensor x holds.
+void for_pieces(const Chunk& chunk, const Tensor& x, const ChunkedBorder::Product& product) {
+  std::int64_t row = 0;
+  for (const Rows& inside : chunk.inside) {
+    product(inside, x.slice(row, inside.count));
+    row += inside.count;
+  }
+}
+
 }  // namespace
 
 ChunkedBorder::ChunkedBorder(const TensorParallelBorder& whole, int chunks) : whole_(whole), chunks_(chunks) {
@@ -49,17 +58,35 @@ std::vector<Rows> ChunkedBorder::cut(std::int64_t s) const {
   return all;
 }
 
-Async<Tensor> ChunkedBorder::combine_product(Lane& lane, DType dtype, const Shape& outside,
-                                             const Product& product) const {
+void ChunkedBorder::spread_to(Lane& lane, const Tensor& x, const Product& product) const {
+  const std::vector<Chunk> chunks = spread_chunks(x.dim(0));
+  Async<Tensor> next = spread(lane, x, chunks[0]);
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    const Tensor ready = next.wait(lane);
+    if (c + 1 < chunks.size()) next = spread(lane, x, chunks[c + 1]);
+    for_pieces(chunks[c], ready, product);
+  }
+}
+
+Tensor ChunkedBorder::spread_whole_to(Lane& lane, const Tensor& x, const Product& product) const {
+  Tensor full = spread_memory(lane, x);
+  const std::vector<Chunk> chunks = spread_chunks(x.dim(0));
+  Async<Tensor> next = spread_into(lane, x, chunks[0], full);
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    next.wait(lane);
+    if (c + 1 < chunks.size()) next = spread_into(lane, x, chunks[c + 1], full);
+    for (const Rows& inside : chunks[c].inside) product(inside, rows_of(full, inside));
+  }
+  return full;
+}
+
+Async<Tensor> ChunkedBorder::combine_from(Lane& lane, DType dtype, const Shape& outside,
+                                          const Product& product) const {
   const Tensor out = lane.alloc(dtype, outside, "chunked sum over tensor-parallel ranks");
   std::vector<Async<Tensor>> running;
   for (const Chunk& chunk : combine_chunks(out.dim(0))) {
     const Tensor partial = partial_memory(lane, out, chunk);
-    std::int64_t row = 0;
-    for (const Rows& rows : chunk.inside) {
-      product(rows, partial.slice(row, rows.count));
-      row += rows.count;
-    }
+    for_pieces(chunk, partial, product);
     running.push_back(combine(lane, partial, out, chunk));
   }
   return {out, std::make_unique<Together>(std::move(running))};

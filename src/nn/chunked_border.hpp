@@ -32,15 +32,35 @@ class ChunkedBorder {
   virtual ~ChunkedBorder() = default;
   const TensorParallelBorder& whole() const { return whole_; }
 
-  // The chunks in which x [s, ...] outside the region is spread; of a result [s, ...] that is combined.
-  virtual std::vector<Chunk> spread_chunks(std::int64_t s) const = 0;
-  virtual std::vector<Chunk> combine_chunks(std::int64_t s) const = 0;
   // Sequence length inside the region for s outside.
   virtual std::int64_t inside(std::int64_t s) const = 0;
 
+  // A product over some rows inside the region: reads them from `rows` (spread_to) or writes them to it
+  // (combine_from).
+  using Product = std::function<void(const Rows& inside, const Tensor& rows)>;
+
+  // x [s, ...] outside -> product(its rows inside), chunk by chunk: chunk c + 1 is under way while the
+  // products of chunk c run, so that 2 / chunks of x inside is held at a time.
+  void spread_to(Lane& lane, const Tensor& x, const Product& product) const;
+  // The same, and returns all of x inside, which takes the memory of TensorParallelBorder::spread. x is
+  // contiguous.
+  Tensor spread_whole_to(Lane& lane, const Tensor& x, const Product& product) const;
+  // The sum over ranks of a product, [s, ...] outside: each chunk's sum runs under the products that follow
+  // it, and what still runs at the end is waited for with the result. Holds the partial sums of what is under
+  // way, together at most the product's rows inside, and the result: the bytes of the whole form.
+  Async<Tensor> combine_from(Lane& lane, DType dtype, const Shape& outside, const Product& product) const;
+
+ protected:
+  Communicator& tp() const { return whole_.tp(); }
+  // Equal chunks of [0, s); at least one.
+  std::vector<Rows> cut(std::int64_t s) const;
+
+  // The chunks in which x [s, ...] outside the region is spread; of a result [s, ...] that is combined.
+  virtual std::vector<Chunk> spread_chunks(std::int64_t s) const = 0;
+  virtual std::vector<Chunk> combine_chunks(std::int64_t s) const = 0;
   // One chunk of x into the region, in memory of its own.
   virtual Async<Tensor> spread(Lane& lane, const Tensor& x, const Chunk& chunk) const = 0;
-  // The memory for all of x inside the region, and one chunk into its place there. x is contiguous.
+  // The memory for all of x inside the region, and one chunk into its place there.
   virtual Tensor spread_memory(Lane& lane, const Tensor& x) const = 0;
   virtual Async<Tensor> spread_into(Lane& lane, const Tensor& x, const Chunk& chunk,
                                     const Tensor& full) const = 0;
@@ -48,18 +68,6 @@ class ChunkedBorder {
   virtual Tensor partial_memory(Lane& lane, const Tensor& out, const Chunk& chunk) const = 0;
   virtual Async<Tensor> combine(Lane& lane, const Tensor& partial, const Tensor& out,
                                 const Chunk& chunk) const = 0;
-
-  // The sum over ranks of a product, [s, ...] outside the region: product(rows inside, memory for them)
-  // computes, chunk by chunk, and each chunk's sum runs under the products that follow it. What is still
-  // running at the end is waited for with the result. Takes the bytes of the whole form: the partial sums of
-  // every chunk in flight, together at most [s inside, ...], and the result.
-  using Product = std::function<void(const Rows& inside, const Tensor& out)>;
-  Async<Tensor> combine_product(Lane& lane, DType dtype, const Shape& outside, const Product& product) const;
-
- protected:
-  Communicator& tp() const { return whole_.tp(); }
-  // Equal chunks of [0, s); at least one.
-  std::vector<Rows> cut(std::int64_t s) const;
 
  private:
   const TensorParallelBorder& whole_;
@@ -70,9 +78,11 @@ class ChunkedBorder {
 class ChunkedReplicatedBorder final : public ChunkedBorder {
  public:
   ChunkedReplicatedBorder(const ReplicatedBorder& whole, int chunks) : ChunkedBorder(whole, chunks) {}
+  std::int64_t inside(std::int64_t s) const override { return s; }
+
+ protected:
   std::vector<Chunk> spread_chunks(std::int64_t s) const override;
   std::vector<Chunk> combine_chunks(std::int64_t s) const override;
-  std::int64_t inside(std::int64_t s) const override { return s; }
   Async<Tensor> spread(Lane& lane, const Tensor& x, const Chunk& chunk) const override;
   Tensor spread_memory(Lane& lane, const Tensor& x) const override;
   Async<Tensor> spread_into(Lane& lane, const Tensor& x, const Chunk& chunk,
@@ -87,9 +97,11 @@ class ChunkedSequenceParallelBorder final : public ChunkedBorder {
  public:
   ChunkedSequenceParallelBorder(const SequenceParallelBorder& whole, int chunks)
       : ChunkedBorder(whole, chunks) {}
+  std::int64_t inside(std::int64_t s) const override { return s * tp().size(); }
+
+ protected:
   std::vector<Chunk> spread_chunks(std::int64_t s) const override;
   std::vector<Chunk> combine_chunks(std::int64_t s) const override { return spread_chunks(s); }
-  std::int64_t inside(std::int64_t s) const override { return s * tp().size(); }
   Async<Tensor> spread(Lane& lane, const Tensor& x, const Chunk& chunk) const override;
   Tensor spread_memory(Lane& lane, const Tensor& x) const override;
   Async<Tensor> spread_into(Lane& lane, const Tensor& x, const Chunk& chunk,

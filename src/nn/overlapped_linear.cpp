@@ -19,17 +19,9 @@ Tensor OverlappedColumnParallelLinear::forward(Lane& lane, const Tensor& x, Micr
   const Tensor& w = weight_.weight();
   const Tensor bias = bias_ != nullptr ? bias_->weight() : Tensor();
   Tensor y = lane.alloc(x.dtype(), resized(x, border_.inside(x.dim(0)), w.dim(0)), "column-parallel y");
-  const std::vector<Chunk> chunks = border_.spread_chunks(x.dim(0));
-  Async<Tensor> gathering = border_.spread(lane, x, chunks[0]);
-  for (std::size_t c = 0; c < chunks.size(); ++c) {
-    const Tensor x_chunk = gathering.wait(lane);
-    if (c + 1 < chunks.size()) gathering = border_.spread(lane, x, chunks[c + 1]);
-    std::int64_t row = 0;
-    for (const Rows& rows : chunks[c].inside) {
-      ops::gemm_nt_into(lane, x_chunk.slice(row, rows.count), w, bias, y.slice(rows.begin, rows.count));
-      row += rows.count;
-    }
-  }
+  border_.spread_to(lane, x, [&](const Rows& inside, const Tensor& rows) {
+    ops::gemm_nt_into(lane, rows, w, bias, y.slice(inside.begin, inside.count));
+  });
   mb.saved.push(Saved{x});
   return y;
 }
@@ -40,8 +32,8 @@ Async<Tensor> OverlappedColumnParallelLinear::backward(Lane& lane, const Tensor&
   if (gathers_early_) x_full = border_.whole().spread(lane, x);
   const Tensor& w = weight_.weight();
   Async<Tensor> dx =
-      border_.combine_product(lane, dy.dtype(), x.shape(), [&](const Rows& rows, const Tensor& out) {
-        ops::gemm_nn_into(lane, dy.slice(rows.begin, rows.count), w, out);
+      border_.combine_from(lane, dy.dtype(), x.shape(), [&](const Rows& inside, const Tensor& rows) {
+        ops::gemm_nn_into(lane, dy.slice(inside.begin, inside.count), w, rows);
       });
   mb.later.push(*this, Pending{dy, std::move(x), std::move(x_full)});
   return dx;
@@ -62,8 +54,8 @@ Tensor OverlappedRowParallelLinear::forward(Lane& lane, const Tensor& x, Microba
   const Tensor& w = weight_.weight();
   const Shape outside = resized(x, border_.whole().outside(x.dim(0)), w.dim(0));
   Async<Tensor> y =
-      border_.combine_product(lane, x.dtype(), outside, [&](const Rows& rows, const Tensor& out) {
-        ops::gemm_nt_into(lane, x.slice(rows.begin, rows.count), w, Tensor(), out);
+      border_.combine_from(lane, x.dtype(), outside, [&](const Rows& inside, const Tensor& rows) {
+        ops::gemm_nt_into(lane, x.slice(inside.begin, inside.count), w, Tensor(), rows);
       });
   mb.saved.push(Saved{x});
   return y.wait(lane);
@@ -73,16 +65,9 @@ Async<Tensor> OverlappedRowParallelLinear::backward(Lane& lane, const Tensor& dy
   auto [x] = mb.saved.pop<Saved>();
   const Tensor& w = weight_.weight();
   Tensor dx = lane.alloc(dy.dtype(), x.shape(), "row-parallel dx");
-  const Tensor dy_full = border_.spread_memory(lane, dy);
-  const std::vector<Chunk> chunks = border_.spread_chunks(dy.dim(0));
-  Async<Tensor> gathering = border_.spread_into(lane, dy, chunks[0], dy_full);
-  for (std::size_t c = 0; c < chunks.size(); ++c) {
-    gathering.wait(lane);
-    if (c + 1 < chunks.size()) gathering = border_.spread_into(lane, dy, chunks[c + 1], dy_full);
-    for (const Rows& rows : chunks[c].inside) {
-      ops::gemm_nn_into(lane, dy_full.slice(rows.begin, rows.count), w, dx.slice(rows.begin, rows.count));
-    }
-  }
+  const Tensor dy_full = border_.spread_whole_to(lane, dy, [&](const Rows& inside, const Tensor& rows) {
+    ops::gemm_nn_into(lane, rows, w, dx.slice(inside.begin, inside.count));
+  });
   mb.later.push(*this, Pending{dy_full, std::move(x)});
   return Async<Tensor>(std::move(dx));
 }

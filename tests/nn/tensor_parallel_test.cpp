@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <ostream>
 
 #include "comm/local/launcher.hpp"
 #include "nn/attention/core_attention.hpp"
@@ -206,6 +207,9 @@ struct Case {
   const char* name;
   Results (*run)(ShardedRank&);
 };
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.name;
+}
 constexpr Case kCases[] = {{"Column", column},
                            {"Row", row},
                            {"RowWithBias", row_with_bias},
