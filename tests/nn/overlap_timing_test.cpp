@@ -21,7 +21,7 @@ constexpr int kChunks = 4;
 constexpr std::int64_t kRows = 2048, kColumns = 256;  // inside; f32: 2 MiB, of which a rank sends 1 MiB
 constexpr std::chrono::microseconds kLatency{100};
 constexpr double kBytesPerSecond = 40e6;
-constexpr Seconds kLinkTime{kLatency + Seconds{kRows / 2 * kColumns * 4 / kBytesPerSecond}};
+constexpr Seconds kLinkTime{kLatency + Seconds{static_cast<double>(kRows * kColumns * 2) / kBytesPerSecond}};
 constexpr Seconds kProduct{1.5 * kLinkTime};  // of all rows
 
 enum class Pass { kSpread, kSpreadWhole, kCombine, kCombineReplicated };
