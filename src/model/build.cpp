@@ -9,6 +9,8 @@
 #include "nn/linear.hpp"
 #include "nn/mlp.hpp"
 #include "nn/norm.hpp"
+#include "nn/overlapped_linear.hpp"
+#include "nn/recompute.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -30,11 +32,7 @@ class Builder {
     GptModel::Parts parts;
     parts.shared = std::make_unique<GptModel::Shared>();
     shared_ = parts.shared.get();
-    if (spec_.sequence_parallel) {
-      shared_->border = std::make_unique<nn::SequenceParallelBorder>(context_.tp);
-    } else {
-      shared_->border = std::make_unique<nn::ReplicatedBorder>(context_.tp);
-    }
+    make_borders();
     if (stage.embedding) {
       parts.entry = gated(embedding_entry());
     } else {
@@ -45,6 +43,7 @@ class Builder {
       block_ = static_cast<int>(1 + i);
       parts.layers.push_back(gated(layer(spec_.layers[static_cast<std::size_t>(i)], i)));
     }
+    parts.layers = recomputed(std::move(parts.layers));
     block_ = static_cast<int>(1 + layers);
     if (stage.loss) {
       parts.exit = gated(loss_exit());
@@ -59,6 +58,41 @@ class Builder {
   static Init random(double std) { return {Init::Kind::kNormal, std}; }
   ParamTraits traits(bool decay) const { return {.decay = decay, .block = block_}; }
   std::int64_t first_row() const { return tp_rank_ * padded_vocab_per_rank(spec_, tp_); }
+
+  void make_borders() {
+    const int chunks = spec_.tensor_parallel_chunks;
+    if (spec_.sequence_parallel) {
+      auto border = std::make_unique<nn::SequenceParallelBorder>(context_.tp);
+      if (chunks > 1) shared_->chunked = std::make_unique<nn::ChunkedSequenceParallelBorder>(*border, chunks);
+      shared_->border = std::move(border);
+    } else {
+      auto border = std::make_unique<nn::ReplicatedBorder>(context_.tp);
+      if (chunks > 1) shared_->chunked = std::make_unique<nn::ChunkedReplicatedBorder>(*border, chunks);
+      shared_->border = std::move(border);
+    }
+  }
+
+  // Layers of a stage as the recomputation of whole layers has them.
+  std::vector<std::unique_ptr<nn::Layer>> recomputed(std::vector<std::unique_ptr<nn::Layer>> layers) const {
+    const RecomputeSpec& r = spec_.recompute;
+    const bool uniform = r.kind == RecomputeSpec::Kind::kUniform;
+    if (!uniform && r.kind != RecomputeSpec::Kind::kBlock) return layers;
+    std::vector<std::unique_ptr<nn::Layer>> wrapped;
+    for (std::size_t i = 0; i < layers.size();) {
+      if (!uniform && static_cast<std::int64_t>(i) >= r.layers) {
+        wrapped.push_back(std::move(layers[i++]));
+        continue;
+      }
+      std::vector<std::unique_ptr<nn::Layer>> group;
+      const std::size_t size = uniform ? static_cast<std::size_t>(r.layers) : 1;
+      while (group.size() < size && i < layers.size()) group.push_back(std::move(layers[i++]));
+      wrapped.push_back(std::make_unique<nn::RecomputedLayers>(std::move(group)));
+    }
+    return wrapped;
+  }
+  bool recomputes(bool RecomputeSpec::*part) const {
+    return spec_.recompute.kind == RecomputeSpec::Kind::kSelective && spec_.recompute.*part;
+  }
 
   std::unique_ptr<nn::Layer> gated(std::unique_ptr<nn::Layer> layer) const {
     if (context_.gate == nullptr) return layer;
@@ -171,8 +205,10 @@ class Builder {
     std::int64_t size;
     std::int64_t groups = 0;  // key/value heads, of which a rank has at least one; 0: rows to cut anywhere
   };
+  // `norm`: what makes its input again, or null.
   std::unique_ptr<nn::Linear> column_linear(const LinearSpec& spec, const std::string& prefix,
-                                            const std::string& fused, const std::vector<Rows>& rows) {
+                                            const std::string& fused, const std::vector<Rows>& rows,
+                                            const nn::RecomputedNorm* norm) {
     std::vector<LogicalTensor> weights, biases;
     for (const Rows& r : rows) {
       const auto rows_of = [&](const std::string& name, const Shape& global, Init init) {
@@ -185,6 +221,14 @@ class Builder {
     const Param* weight = context_.params.add(prefix + fused + ".weight", std::move(weights), traits(true));
     const Param* bias =
         spec.bias ? context_.params.add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
+    if (norm != nullptr) {
+      return std::make_unique<nn::RecomputedInputLinear>(
+          std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias), *norm);
+    }
+    if (shared_->chunked != nullptr) {
+      return std::make_unique<nn::OverlappedColumnParallelLinear>(*shared_->chunked, *weight, bias,
+                                                                  context_.weight_grads);
+    }
     return std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias);
   }
 
@@ -193,6 +237,9 @@ class Builder {
     const Param* weight = context_.params.add(
         name + ".weight", {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))},
         traits(true));
+    if (shared_->chunked != nullptr) {
+      return std::make_unique<nn::OverlappedRowParallelLinear>(*shared_->chunked, *weight);
+    }
     return std::make_unique<nn::RowParallelLinear>(border(), *weight);
   }
 
@@ -212,7 +259,9 @@ class Builder {
     if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
       return std::make_unique<nn::CachedAttention>(shape, static_cast<std::size_t>(layer));
     }
-    return std::make_unique<nn::CausalAttention>(shape);
+    auto core = std::make_unique<nn::CausalAttention>(shape);
+    if (!recomputes(&RecomputeSpec::core_attention)) return core;
+    return std::make_unique<nn::RecomputedCoreAttention>(std::move(core));
   }
 
   std::unique_ptr<nn::PositionRotation> rotation(const SelfAttentionSpec& spec) {
@@ -225,21 +274,23 @@ class Builder {
   }
 
   std::unique_ptr<nn::Sublayer> self_attention(const SelfAttentionSpec& spec, const std::string& prefix,
-                                               std::int64_t layer) {
+                                               std::int64_t layer, const nn::RecomputedNorm* norm) {
     const std::int64_t q = spec.heads * spec.head_dim, kv = spec.groups * spec.head_dim;
-    auto qkv = column_linear(spec.qkv, prefix, "linear_qkv",
-                             {{"linear_q", q}, {"linear_k", kv, spec.groups}, {"linear_v", kv, spec.groups}});
+    auto qkv =
+        column_linear(spec.qkv, prefix, "linear_qkv",
+                      {{"linear_q", q}, {"linear_k", kv, spec.groups}, {"linear_v", kv, spec.groups}}, norm);
     return std::make_unique<nn::SelfAttention>(
         nn::HeadCounts{spec.heads / tp_, std::max<std::int64_t>(spec.groups / tp_, 1), spec.head_dim},
         std::move(qkv), rotation(spec), core_attention(spec, layer),
         row_linear(spec.proj, prefix + "linear_proj", q));
   }
 
-  std::unique_ptr<nn::Sublayer> mlp(const MlpSpec& spec, const std::string& prefix) {
+  std::unique_ptr<nn::Sublayer> mlp(const MlpSpec& spec, const std::string& prefix,
+                                    const nn::RecomputedNorm* norm) {
     const std::int64_t f = spec.ffn_hidden_size;
     const std::vector<Rows> rows = spec.gated ? std::vector<Rows>{{"linear_gate", f}, {"linear_up", f}}
                                               : std::vector<Rows>{{"linear_fc1", f}};
-    auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows);
+    auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows, norm);
     std::unique_ptr<nn::ActivationLayer> activation;
     if (spec.gated) {
       activation = std::make_unique<nn::GatedActivation>(spec.activation);
@@ -250,16 +301,30 @@ class Builder {
                                      row_linear(spec.fc2, prefix + "linear_fc2", f));
   }
 
+  static const nn::RecomputedNorm* recompute(std::unique_ptr<nn::Norm>& norm) {
+    auto recomputed = std::make_unique<nn::RecomputedNorm>(std::move(norm));
+    const nn::RecomputedNorm* made = recomputed.get();
+    norm = std::move(recomputed);
+    return made;
+  }
+
   std::unique_ptr<nn::Layer> layer(const LayerSpec& spec, std::int64_t index) {
     const std::string prefix = fmt::format("decoder.layers.{}.", index);
     const auto& feed_forward = std::get<MlpSpec>(spec.mlp);
     TransformerLayer::Slots slots;
     slots.input_norm = norm(spec.input_norm, prefix + "input_layernorm");
-    slots.self_attention = self_attention(spec.self_attention, prefix + "self_attention.", index);
+    const nn::RecomputedNorm* input_norm = nullptr;
+    const nn::RecomputedNorm* pre_mlp_norm = nullptr;
+    if (recomputes(&RecomputeSpec::norms)) input_norm = recompute(slots.input_norm);
+    slots.self_attention = self_attention(spec.self_attention, prefix + "self_attention.", index, input_norm);
     slots.attention_bda = bias_dropout_add(spec.attention_bda, spec.self_attention.proj,
                                            prefix + "self_attention.linear_proj", index, "attention");
     slots.pre_mlp_norm = norm(spec.pre_mlp_norm, prefix + "pre_mlp_layernorm");
-    slots.mlp = mlp(feed_forward, prefix + "mlp.");
+    // In a feed-forward network that is recomputed whole, the norm's output is the input that is kept.
+    const bool whole_mlp = recomputes(&RecomputeSpec::mlp);
+    if (recomputes(&RecomputeSpec::norms) && !whole_mlp) pre_mlp_norm = recompute(slots.pre_mlp_norm);
+    slots.mlp = mlp(feed_forward, prefix + "mlp.", pre_mlp_norm);
+    if (whole_mlp) slots.mlp = std::make_unique<nn::RecomputedSublayer>(std::move(slots.mlp));
     slots.mlp_bda = bias_dropout_add(spec.mlp_bda, feed_forward.fc2, prefix + "mlp.linear_fc2", index, "mlp");
     return std::make_unique<TransformerLayer>(std::move(slots));
   }

@@ -11,6 +11,7 @@
 #include "model/spec.hpp"
 #include "model/stage_ends.hpp"
 #include "model/stage_split.hpp"
+#include "nn/chunked_border.hpp"
 #include "nn/module.hpp"
 #include "ops/rope.hpp"
 
@@ -21,6 +22,7 @@ class GptModel {
   // What the parts refer to, made first and kept alive with them.
   struct Shared {
     std::unique_ptr<nn::TensorParallelBorder> border;
+    std::unique_ptr<nn::ChunkedBorder> chunked;
     std::optional<ops::RopeTable> rotary;
   };
   struct Parts {
@@ -60,6 +62,7 @@ struct BuildContext {
   std::int64_t positions;           // longest sequence that will be seen (rows of the rotary table)
   std::optional<StageRange> stage;  // none: the whole model
   nn::WeightGate* gate = nullptr;   // null: weights are whole before a forward pass begins
+  DrainPoint weight_grads = DrainPoint::kLinear;  // where the schedule runs them
 };
 
 // The objects of a spec. The parameters get their memory later (data_parallel); tables are taken from the

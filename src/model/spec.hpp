@@ -87,6 +87,19 @@ struct OutputSpec {
   bool operator==(const OutputSpec&) const = default;
 };
 
+// Activations that are not kept but made again before they are needed.
+struct RecomputeSpec {
+  enum class Kind {
+    kNone,
+    kUniform,    // groups of `layers` layers keep their first input
+    kBlock,      // so does each of the first `layers` layers of a stage
+    kSelective,  // the parts below, of every layer
+  } kind = Kind::kNone;
+  std::int64_t layers = 0;
+  bool core_attention = false, mlp = false, norms = false;
+  bool operator==(const RecomputeSpec&) const = default;
+};
+
 struct ModelSpec {
   std::int64_t hidden_size = 0;
   std::int64_t vocab_size = 0;            // unpadded
@@ -98,6 +111,9 @@ struct ModelSpec {
   OutputSpec output;
   // Between tensor-parallel regions a rank has its part of the sequence only (Korthikanti et al. 2022).
   bool sequence_parallel = false;
+  // Tensor-parallel linear layers communicate under their own products, in this many chunks; 1: after them.
+  int tensor_parallel_chunks = 1;
+  RecomputeSpec recompute;
   bool operator==(const ModelSpec&) const = default;
 };
 

@@ -503,14 +503,7 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   const auto size = [&](const char* option, std::int64_t value) {
     refuse(value > 1, fmt::format("{} {}", option, value));
   };
-  size("--tensor-model-parallel-size", p.tensor_model_parallel_size);
-  size("--pipeline-model-parallel-size", p.pipeline_model_parallel_size);
   size("--context-parallel-size", p.context_parallel_size);
-  refuse(p.use_distributed_optimizer && data_parallel_size(p) > 1, "--use-distributed-optimizer");
-  refuse(p.tp_comm_overlap && p.tensor_model_parallel_size > 1, "--tp-comm-overlap");
-  refuse(!p.overlap_p2p_communication && p.pipeline_model_parallel_size > 1,
-         "--no-overlap-p2p-communication");
-  refuse(p.recompute_granularity != ParallelConfig::RecomputeGranularity::kNone, "--recompute-granularity");
   refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
   refuse(p.launcher == ParallelConfig::Launcher::kMpi, "--launcher mpi");
   refuse(c.data.reset_position_ids, "--reset-position-ids");

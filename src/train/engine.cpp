@@ -28,21 +28,28 @@ DType dtype_of_precision(TrainingConfig::Precision precision) {
   return DType::kF32;
 }
 
-PipelineSchedule schedule_of(ParallelConfig::Schedule schedule) {
-  switch (schedule) {
-    case ParallelConfig::Schedule::kGpipe:
-      return PipelineSchedule::kGpipe;
-    case ParallelConfig::Schedule::k1F1B:
-      return PipelineSchedule::k1F1B;
-    case ParallelConfig::Schedule::kInterleaved:
-      return PipelineSchedule::kInterleaved;
-    case ParallelConfig::Schedule::kZbH1:
-      return PipelineSchedule::kZbH1;
-    case ParallelConfig::Schedule::kZbV:
-      return PipelineSchedule::kZbV;
+RecomputeSpec recompute_of(const ParallelConfig& p) {
+  using Granularity = ParallelConfig::RecomputeGranularity;
+  if (p.recompute_granularity == Granularity::kNone) return {};
+  RecomputeSpec r{.layers = p.recompute_num_layers};
+  if (p.recompute_granularity == Granularity::kFull) {
+    r.kind = p.recompute_method == ParallelConfig::RecomputeMethod::kBlock ? RecomputeSpec::Kind::kBlock
+                                                                           : RecomputeSpec::Kind::kUniform;
+    return r;
   }
-  return PipelineSchedule::k1F1B;
+  r.kind = RecomputeSpec::Kind::kSelective;
+  const auto has = [&](const char* module) {
+    return std::find(p.recompute_modules.begin(), p.recompute_modules.end(), module) !=
+           p.recompute_modules.end();
+  };
+  r.core_attention = has("core_attn");
+  r.mlp = has("mlp");
+  r.norms = has("layernorm");
+  return r;
 }
+
+// Chunks of --tp-comm-overlap: enough to hide three quarters, few enough for products to stay efficient.
+constexpr int kTensorParallelChunks = 4;
 
 LossScaler scaler_for(const EngineOptions& options) {
   const OptimizerConfig& o = options.optimizer;
@@ -72,34 +79,39 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .on_nonfinite = c.training.on_nonfinite,
           .label_smoothing = c.training.label_smoothing,
           .z_loss = c.training.z_loss_coeff,
-          .layout = layout_of(c.parallel, c.model),
-          .sequence_parallel = c.parallel.sequence_parallel,
+          .layout = layout_of(c),
+          .sequence_parallel = c.parallel.sequence_parallel && c.parallel.tensor_model_parallel_size > 1,
+          .tensor_parallel_chunks = c.parallel.tp_comm_overlap && c.parallel.tensor_model_parallel_size > 1
+                                        ? kTensorParallelChunks
+                                        : 1,
+          .recompute = recompute_of(c.parallel),
           .distributed_optimizer = c.parallel.use_distributed_optimizer,
           .overlap_grad_reduce = c.parallel.overlap_grad_reduce,
           .overlap_param_gather = c.parallel.overlap_param_gather,
+          .overlap_p2p = c.parallel.overlap_p2p_communication,
           .bucket_elems = c.parallel.ddp_bucket_size};
 }
 
-Layout layout_of(const ParallelConfig& p, const ModelConfig& model) {
-  const ModelConfig m = resolved(model);
+Layout layout_of(const TrainConfig& c) {
+  const ParallelConfig& p = c.parallel;
+  const ModelConfig m = resolved(c.model);
   const auto small = [](std::int64_t n) { return static_cast<int>(n); };
-  Layout layout;
-  layout.mesh = {.tp = small(p.tensor_model_parallel_size),
-                 .cp = small(p.context_parallel_size),
-                 .dp = small(data_parallel_size(p)),
-                 .pp = small(p.pipeline_model_parallel_size),
-                 .pp_before_dp = p.use_tp_pp_dp_mapping};
-  layout.pipeline = {.schedule = schedule_of(p.pipeline_schedule),
-                     .ranks = small(p.pipeline_model_parallel_size),
-                     .chunks = small(p.num_virtual_stages_per_pipeline_rank)};
-  const int stages = layout.pipeline.stages();
-  for (int s = 0; s < stages; ++s) {
-    const std::int64_t layers = m.num_layers / stages;
-    layout.stages.push_back({s == 0, s * layers, layers, s == stages - 1});
-  }
-  layout.kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1));
-  layout.tied = m.tied;
-  return layout;
+  return {.mesh = {.tp = small(p.tensor_model_parallel_size),
+                   .cp = small(p.context_parallel_size),
+                   .dp = small(data_parallel_size(p)),
+                   .pp = small(p.pipeline_model_parallel_size),
+                   .pp_before_dp = p.use_tp_pp_dp_mapping},
+          .pipeline = pipeline_shape(c),
+          .stages = split_stages(stage_split(c)),
+          .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
+          .tied = m.tied};
+}
+
+Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model) {
+  TrainConfig config;
+  config.parallel = parallel;
+  config.model = resolved(model);
+  return layout_of(config);
 }
 
 Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
@@ -113,7 +125,9 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     spec->output.label_smoothing = options.label_smoothing;
     spec->output.z_loss = options.z_loss;
     spec->sequence_parallel = options.sequence_parallel;
+    spec->tensor_parallel_chunks = options.tensor_parallel_chunks;
   }
+  if (options.training) spec_.recompute = options.recompute;
   const bool distributed = options.training && options.distributed_optimizer;
   BuildContext context{
       .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = options.sequence_length};
@@ -185,6 +199,10 @@ Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, b
   return mb;
 }
 
+DrainPoint Engine::drain_point() const {
+  return defers_weight_gradients(options_.layout.pipeline) ? DrainPoint::kSchedule : DrainPoint::kLinear;
+}
+
 MessageShape Engine::message() const {
   const std::int64_t rows =
       options_.sequence_parallel ? options_.sequence_length / groups_.tp().size() : options_.sequence_length;
@@ -243,7 +261,7 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
   LossSum total;
   const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
   const PipelineShape shape = pipeline(microbatches, false);
-  const DrainPoint drain = defers_weight_gradients(shape) ? DrainPoint::kSchedule : DrainPoint::kLinear;
+  const DrainPoint drain = drain_point();
   activation_bytes_ = 0;
   std::size_t before = 0;
   std::vector<TrainingStage> stages;

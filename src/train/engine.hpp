@@ -59,6 +59,8 @@ struct EngineOptions {
   double label_smoothing = 0, z_loss = 0;
   Layout layout;
   bool sequence_parallel = false;
+  int tensor_parallel_chunks = 1;  // see ModelSpec
+  RecomputeSpec recompute;
   bool distributed_optimizer = false;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;  // the next step's forward pass begins before all weights have arrived
@@ -70,6 +72,7 @@ struct EngineOptions {
 };
 
 // How these options cut this model.
+Layout layout_of(const TrainConfig& config);
 Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model);
 
 class Engine {
@@ -127,6 +130,7 @@ class Engine {
   // This rank's part of the logits of one microbatch, on the last stage; undefined elsewhere.
   Tensor local_logits(const Batch& batch);
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
+  DrainPoint drain_point() const;
   MessageShape message() const;
   PipelineShape pipeline(std::int64_t microbatches, bool forward_only) const;
   void run(const PipelineShape& shape, std::vector<Stage*> stages);

@@ -244,7 +244,7 @@ std::size_t process_memory(const std::string& key) {
 
 TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
-  const Groups groups(world, layout_of(config.parallel, config.model));
+  const Groups groups(world, layout_of(config));
   const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
   const std::unique_ptr<Arena> arena = Arena::host(plan.arena);
   Workers workers(threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
@@ -279,6 +279,8 @@ TrainSummary run_training(TrainConfig config) {
            config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size,
            data_parallel_size(config.parallel), config.training.micro_batch_size,
            config.training.global_batch_size, config.data.seq_length);
+  if (config.parallel.pipeline_model_parallel_size > 1)
+    log_info("{}", to_string(split_stages(stage_split(config))));
   log_info("{}", to_string(plans));
 
   const StopSignals signals;

@@ -46,7 +46,7 @@ ModelConfig model_of(const LayoutCase& layout) {
     c.hidden_dropout = 0.1;
     c.attention_dropout = 0.1;
   } else {
-    c.num_query_groups = 12;
+    c.num_query_groups = layout.groups;
     c.position_embedding = PositionEmbedding::kRope;
     c.normalization = Normalization::kRmsNorm;
     c.gated = true;
@@ -90,12 +90,28 @@ Gradients weights_of(Lane& lane, Engine& engine, bool gradients) {
 }  // namespace
 
 std::string LayoutCase::name() const {
-  return fmt::format("{}{} tp{} pp{} dp{} {}{} {}{}{} acc{}{}{} L{}", model,
-                     tied_given ? (tied ? " tied" : " untied") : "", tp, pp, dp, schedule_name(schedule),
-                     chunks > 1 ? fmt::format("x{}", chunks) : "", sequence_parallel ? "sp " : "",
-                     distributed ? "zero1" : "ddp", overlap ? "" : " no-overlap", accumulation,
-                     ragged ? " ragged" : "", dtype == DType::kF32 ? "" : fmt::format(" {}", name_of(dtype)),
-                     layers);
+  std::string text =
+      fmt::format("{}{} tp{} pp{} dp{} {}", model, tied_given ? (tied ? " tied" : " untied") : "", tp, pp, dp,
+                  schedule_name(schedule));
+  const auto add = [&]<class... Args>(bool said, fmt::format_string<Args...> words, Args&&... args) {
+    if (said) text += fmt::format(words, std::forward<Args>(args)...);
+  };
+  add(chunks > 1, "x{}", chunks);
+  add(!stages.empty(), " {}", stages);
+  add(sequence_parallel, " sp");
+  add(tensor_parallel_chunks > 1, " tp-overlap{}", tensor_parallel_chunks);
+  text += distributed ? " zero1" : " ddp";
+  add(bucket > 0, " bucket{}", bucket);
+  add(!overlap, " no-overlap");
+  add(accumulation > 1, " acc{}", accumulation);
+  add(ragged, " ragged");
+  add(dtype != DType::kF32, " {}", name_of(dtype));
+  add(layers != 4, " L{}", layers);
+  add(groups != 12, " groups{}", groups);
+  add(recompute.kind != RecomputeSpec::Kind::kNone, " recompute{}.{}{}{}{}", static_cast<int>(recompute.kind),
+      recompute.layers, recompute.core_attention ? " attention" : "", recompute.mlp ? " mlp" : "",
+      recompute.norms ? " norms" : "");
+  return text;
 }
 
 LayoutResult run_layout(const LayoutCase& layout, int steps) {
@@ -105,6 +121,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps) {
   parallel.pipeline_model_parallel_size = layout.pp;
   parallel.pipeline_schedule = layout.schedule;
   parallel.num_virtual_stages_per_pipeline_rank = layout.chunks;
+  parallel.pipeline_model_parallel_layout = layout.stages;
   EngineOptions options;
   options.model = model_of(layout);
   options.dtype = layout.dtype;
@@ -118,6 +135,8 @@ LayoutResult run_layout(const LayoutCase& layout, int steps) {
   options.distributed_optimizer = layout.distributed;
   options.overlap_grad_reduce = options.overlap_param_gather = options.overlap_p2p = layout.overlap;
   options.bucket_elems = layout.bucket > 0 ? layout.bucket : 2000;
+  options.tensor_parallel_chunks = layout.tensor_parallel_chunks;
+  options.recompute = layout.recompute;
   options.label_smoothing = 0.1;
   options.z_loss = 1e-2;
 

@@ -27,6 +27,10 @@ struct LayoutCase {
   bool tied = false;  // in place of the model's own choice, with tied_given
   bool tied_given = false;
   std::int64_t layers = 4;
+  std::int64_t groups = 12;  // llama: key/value groups of 12 heads
+  std::string stages;        // a pipeline layout string
+  int tensor_parallel_chunks = 1;
+  RecomputeSpec recompute;
 
   int ranks() const { return tp * pp * dp; }
   std::string name() const;

@@ -20,6 +20,10 @@ const LayoutResult& reference_of(const LayoutCase& layout) {
   one.schedule = Schedule::k1F1B;
   one.sequence_parallel = one.distributed = false;
   one.bucket = 0;
+  one.overlap = true;
+  one.stages.clear();
+  one.tensor_parallel_chunks = 1;
+  one.recompute = {};
   const auto found = known.find(one.name());
   if (found != known.end()) return found->second;
   return known.emplace(one.name(), run_layout(one)).first->second;
@@ -56,6 +60,25 @@ std::vector<LayoutCase> first_rows() {
                   .distributed = true,
                   .accumulation = 3,
                   .ragged = true});
+  using Kind = RecomputeSpec::Kind;
+  rows.push_back({.model = "llama", .tp = 4, .groups = 2});
+  rows.push_back({.model = "llama", .tp = 4, .sequence_parallel = true, .groups = 1});
+  rows.push_back({.model = "llama", .tp = 6, .dp = 2, .distributed = true, .bucket = 300, .groups = 3});
+  rows.push_back({.model = "llama", .tp = 2, .sequence_parallel = true, .tensor_parallel_chunks = 3});
+  rows.push_back({.model = "gpt2", .tp = 2, .tensor_parallel_chunks = 3});
+  rows.push_back({.model = "gpt2", .pp = 3, .stages = "Et|ttt|L"});
+  rows.push_back({.model = "gpt2", .pp = 2, .recompute = {.kind = Kind::kUniform, .layers = 2}});
+  rows.push_back({.model = "gpt2", .tp = 2, .recompute = {.kind = Kind::kBlock, .layers = 3}});
+  rows.push_back({.model = "llama",
+                  .tp = 2,
+                  .sequence_parallel = true,
+                  .recompute = {Kind::kSelective, 0, true, true, true}});
+  rows.push_back({.model = "gpt2",
+                  .tp = 2,
+                  .pp = 2,
+                  .schedule = Schedule::kZbH1,
+                  .sequence_parallel = true,
+                  .recompute = {Kind::kSelective, 0, false, false, true}});
   return rows;
 }
 
