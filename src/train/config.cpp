@@ -57,6 +57,12 @@ class Problems {
     return std::move(list_);
   }
 
+  std::vector<std::string> collect_layout() {
+    layout();
+    pipeline();
+    return std::move(list_);
+  }
+
  private:
   template <class... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
@@ -463,6 +469,10 @@ TrainConfig resolved(TrainConfig c) {
 
 std::vector<std::string> problems_of(const TrainConfig& config) {
   return Problems(config).collect();
+}
+
+std::vector<std::string> layout_problems_of(const TrainConfig& config) {
+  return Problems(config).collect_layout();
 }
 
 std::vector<std::string> notes_of(const TrainConfig& c) {

@@ -204,6 +204,8 @@ PipelineShape pipeline_shape(const TrainConfig& config);
 // Every contradiction between options, in a fixed order, each naming all options and numbers concerned;
 // empty: fine. Looks at values only: no file, device or other rank.
 std::vector<std::string> problems_of(const TrainConfig& config);
+// Of these, what concerns the layout alone: ranks, sizes that must divide, the pipeline and its split.
+std::vector<std::string> layout_problems_of(const TrainConfig& config);
 // What is accepted but has no effect (sequence parallelism over one rank, ...): a line each, to be said once.
 std::vector<std::string> notes_of(const TrainConfig& config);
 // What this build cannot run yet although the option is known: a line each.

@@ -222,7 +222,12 @@ std::vector<std::string> layout_problems(const GenerateOptions& options, const M
   layout.parallel = options.parallel;
   std::vector<std::string> problems = unsupported_yet(layout);
   const int tp = static_cast<int>(options.parallel.tensor_model_parallel_size);
-  if (world_size(options.parallel) != tp) {
+  if (options.parallel.pipeline_model_parallel_size > 1) {
+    problems.push_back(fmt::format(
+        "--pipeline-model-parallel-size {}: generation runs on tensor-parallel ranks of one stage; "
+        "leave it out (a checkpoint of any layout loads)",
+        options.parallel.pipeline_model_parallel_size));
+  } else if (world_size(options.parallel) != tp) {
     problems.push_back(fmt::format("--ranks {}: generation runs on --tensor-model-parallel-size {} ranks",
                                    options.parallel.ranks, tp));
   }

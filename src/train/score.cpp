@@ -133,10 +133,17 @@ ScoreResult run_score(const ScoreOptions& options) {
   }
   const int tp_size = static_cast<int>(options.parallel.tensor_model_parallel_size);
   for (const std::string& p : validate(evaluation_spec(engine.model), tp_size)) problems.push_back(p);
+  TrainConfig run;
+  run.parallel = options.parallel;
+  run.model = engine.model;
+  run.data.seq_length = engine.sequence_length;
+  run.training.micro_batch_size = options.micro_batch_size;
+  run.training.global_batch_size = rows.samples();
+  for (const std::string& p : layout_problems_of(run)) problems.push_back(p);
   if (!problems.empty()) throw ConfigError(std::move(problems));
 
-  engine.layout = layout_of(options.parallel, engine.model);
-  engine.sequence_parallel = options.parallel.sequence_parallel;
+  engine.layout = layout_of(run);
+  engine.sequence_parallel = options.parallel.sequence_parallel && tp_size > 1;
   const int world_ranks = engine.layout.world();
   Score score{options,
               rows,

@@ -29,14 +29,84 @@ nlohmann::json manifest(const std::filesystem::path& folder) {
 
 struct Layout {
   std::string family;
-  int tp, dp;
+  int tp = 1, dp = 1, pp = 1;
+  bool sequence_parallel = false, distributed = false;
+  ParallelConfig::Schedule schedule = ParallelConfig::Schedule::k1F1B;
+  std::string stages;  // a layout string; empty: split evenly
+
+  ParallelConfig parallel() const {
+    ParallelConfig p;
+    p.tensor_model_parallel_size = tp;
+    p.pipeline_model_parallel_size = pp;
+    p.ranks = tp * dp * pp;
+    p.sequence_parallel = sequence_parallel;
+    p.use_distributed_optimizer = distributed;
+    p.overlap_grad_reduce = p.overlap_param_gather = distributed;
+    p.pipeline_schedule = schedule;
+    p.pipeline_model_parallel_layout = stages;
+    return p;
+  }
 };
+std::string text_of(const Layout& l) {
+  return fmt::format("{}_tp{}_dp{}_pp{}{}{}{}{}", l.family, l.tp, l.dp, l.pp,
+                     l.sequence_parallel ? "_sp" : "", l.distributed ? "_zero1" : "",
+                     l.pp > 1 ? fmt::format("_schedule{}", static_cast<int>(l.schedule)) : "",
+                     l.stages.empty() ? "" : "_uneven");
+}
 // For GoogleTest's messages.
 void PrintTo(const Layout& layout, std::ostream* out) {
-  *out << layout.family << " tp " << layout.tp << " dp " << layout.dp;
+  *out << text_of(layout);
 }
 std::string name_of_layout(const ::testing::TestParamInfo<Layout>& info) {
-  return info.param.family + "_tp" + std::to_string(info.param.tp) + "_dp" + std::to_string(info.param.dp);
+  return text_of(info.param);
+}
+
+// Every tp that the heads allow, with and without sequence parallelism, every pp that the layers allow, dp 1
+// to 4 with and without the distributed optimizer, within 12 ranks, and one of every schedule.
+std::vector<Layout> layouts_of(const std::string& family, const std::vector<int>& tp, int layers,
+                               const std::vector<std::string>& chunked) {
+  using Schedule = ParallelConfig::Schedule;
+  std::vector<Layout> all;
+  for (const int t : tp) {
+    for (const int p : {1, layers}) {
+      for (const int d : {1, 2, 3, 4}) {
+        if (t * p * d > 12 || (d == 4 && t * p > 1) || (d == 3 && t * p > 4)) continue;
+        const bool odd = (t + p + d) % 2 != 0;
+        all.push_back({.family = family,
+                       .tp = t,
+                       .dp = d,
+                       .pp = p,
+                       .distributed = d > 1 && odd,
+                       .schedule = odd ? Schedule::kGpipe : Schedule::k1F1B});
+        if (t > 1) {
+          all.push_back({.family = family,
+                         .tp = t,
+                         .dp = d,
+                         .pp = p,
+                         .sequence_parallel = true,
+                         .distributed = d > 1 && !odd,
+                         .schedule = odd ? Schedule::kZbH1 : Schedule::k1F1B});
+        }
+      }
+    }
+  }
+  // Two chunks on each of two ranks.
+  for (const std::string& stages : chunked) {
+    for (const Schedule schedule : {Schedule::kInterleaved, Schedule::kZbV}) {
+      Layout layout{.family = family, .tp = 2, .pp = 2, .schedule = schedule, .stages = stages};
+      all.push_back(layout);
+    }
+  }
+  return all;
+}
+
+std::vector<Layout> golden_layouts() {
+  std::vector<Layout> all = layouts_of("gpt2", {1, 2, 4}, 3, {"Et|t|t|L"});
+  const std::vector<Layout> llama = layouts_of("llama", {1, 2, 6}, 2, {"E|t|t|L"});
+  const std::vector<Layout> tied = layouts_of("llama3_rope_tied", {1, 2, 4}, 2, {"Et|t||L"});
+  all.insert(all.end(), llama.begin(), llama.end());
+  all.insert(all.end(), tied.begin(), tied.end());
+  return all;
 }
 
 // input_ids and labels of a reference file under the names that weft reads.
@@ -59,8 +129,7 @@ class HuggingFaceModels : public ::testing::TestWithParam<Layout> {
     options.out = scratch_ / "out.safetensors";
     options.grads = true;
     options.dtype = dtype;
-    options.parallel.tensor_model_parallel_size = GetParam().tp;
-    options.parallel.ranks = GetParam().tp * GetParam().dp;
+    options.parallel = GetParam().parallel();
     return options;
   }
 };
@@ -96,8 +165,7 @@ TEST_P(HuggingFaceModels, AdamWTrajectory) {
   config.data.batches = scratch_ / "batches.safetensors";
   config.checkpoint.load = folder_;
   config.checkpoint.save = scratch_ / "save";
-  config.parallel.tensor_model_parallel_size = GetParam().tp;
-  config.parallel.ranks = GetParam().tp * GetParam().dp;
+  config.parallel = GetParam().parallel();
   config.optimizer.lr = 1e-3;
   config.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
   config.optimizer.adam_beta2 = 0.95;
@@ -128,16 +196,7 @@ TEST_P(HuggingFaceModels, AdamWTrajectory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, HuggingFaceModels,
-                         ::testing::Values(Layout{"gpt2", 1, 1}, Layout{"gpt2", 1, 2}, Layout{"gpt2", 1, 3},
-                                           Layout{"gpt2", 1, 4}, Layout{"gpt2", 2, 1}, Layout{"gpt2", 4, 2},
-                                           Layout{"llama", 2, 2}, Layout{"llama3_rope_tied", 2, 3},
-                                           Layout{"llama", 1, 1}, Layout{"llama", 1, 2},
-                                           Layout{"llama", 1, 3}, Layout{"llama", 1, 4},
-                                           Layout{"llama3_rope_tied", 1, 1}, Layout{"llama3_rope_tied", 1, 2},
-                                           Layout{"llama3_rope_tied", 1, 3},
-                                           Layout{"llama3_rope_tied", 1, 4}),
-                         name_of_layout);
+INSTANTIATE_TEST_SUITE_P(Layouts, HuggingFaceModels, ::testing::ValuesIn(golden_layouts()), name_of_layout);
 
 // A Megatron state_dict as a source of canonical weights.
 class MegatronWeights final : public WeightSource {
@@ -216,8 +275,7 @@ TEST_P(MegatronModels, LogitsLossAndGradients) {
   options.tokens = scratch / "tokens.safetensors";
   options.out = scratch / "out.safetensors";
   options.grads = true;
-  options.parallel.tensor_model_parallel_size = GetParam().tp;
-  options.parallel.ranks = GetParam().tp * GetParam().dp;
+  options.parallel = GetParam().parallel();
   const ScoreResult result = run_score(options);
   const SafetensorsFile out(scratch / "out.safetensors");
   EXPECT_NEAR(result.loss, facts["loss"].get<double>(), 2e-5);
@@ -240,11 +298,13 @@ TEST_P(MegatronModels, LogitsLossAndGradients) {
   EXPECT_GT(compared, 10u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, MegatronModels,
-                         ::testing::Values(Layout{"gpt_learned_pos", 1, 1}, Layout{"gpt_learned_pos", 1, 2},
-                                           Layout{"gpt_rope_swiglu_gqa", 1, 1},
-                                           Layout{"gpt_rope_swiglu_gqa", 1, 2}),
-                         name_of_layout);
+std::vector<Layout> megatron_layouts() {
+  std::vector<Layout> all = layouts_of("gpt_learned_pos", {1, 2, 4}, 2, {"Et|t||L"});
+  const std::vector<Layout> rope = layouts_of("gpt_rope_swiglu_gqa", {1, 2}, 2, {"Et|t||L"});
+  all.insert(all.end(), rope.begin(), rope.end());
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, MegatronModels, ::testing::ValuesIn(megatron_layouts()), name_of_layout);
 
 }  // namespace
 }  // namespace weft
