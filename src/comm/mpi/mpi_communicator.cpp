@@ -1,0 +1,340 @@
+#include "comm/mpi/mpi_communicator.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "comm/calls.hpp"
+#include "comm/mpi/tasks.hpp"
+
+namespace weft::mpi {
+namespace {
+
+// This rank's part in one call. Holds the tensors until they are its own again.
+class MpiOperation : public Operation {
+ public:
+  MpiOperation(std::shared_ptr<Engine> engine, std::vector<Tensor> held)
+      : engine_(std::move(engine)), held_(std::move(held)) {}
+  ~MpiOperation() override {
+    if (!finished_) leave();  // an exception came between the first task and the end of wait()
+  }
+
+  void add(std::shared_ptr<Task> task) {
+    tasks_.push_back(task);
+    engine_->submit(std::move(task));
+  }
+
+  void wait(Lane&) override {
+    for (const auto& task : tasks_) engine_->await(*task);
+    finished_ = true;
+  }
+  void cancel() noexcept override { leave(); }
+  void dropped() noexcept override {
+    engine_->fail(text() + " was started, but its result was never waited for");
+    finished_ = true;
+  }
+
+ private:
+  std::string text() const { return tasks_.empty() ? "an empty operation" : tasks_.front()->describe(); }
+  void leave() noexcept {
+    engine_->leave(text() + " was cancelled by an exception");
+    finished_ = true;
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::vector<Tensor> held_;
+  std::vector<std::shared_ptr<Task>> tasks_;
+  bool finished_ = false;
+};
+
+// Makes pieces of tensors: in place where they are contiguous, else through staging memory.
+class Packer {
+ public:
+  Packer(Staging& staging, Moves& moves, DType dtype)
+      : staging_(staging), moves_(moves), element_(bytes_of(dtype)) {}
+
+  std::byte* take(std::size_t bytes) {
+    moves_.buffers.push_back(staging_.take(bytes));
+    return moves_.buffers.back().get();
+  }
+  std::size_t bytes(const View& v) const { return static_cast<std::size_t>(v.elems()) * element_; }
+  // A copy's place: v's size, rows end to end.
+  View beside(const View& v) {
+    View copy = v;
+    copy.data = take(bytes(v));
+    copy.ld = v.columns;
+    return copy;
+  }
+  Piece source(const View& v) {
+    if (v.elems() == 0) return {};
+    if (v.contiguous()) return {v.data, bytes(v)};
+    const View packed = beside(v);
+    copy_view(packed, v, element_);
+    return {packed.data, bytes(v)};
+  }
+  Piece target(const View& v) {
+    if (v.elems() == 0) return {};
+    if (v.contiguous()) return {v.data, bytes(v)};
+    const View packed = beside(v);
+    moves_.unpack.emplace_back(v, packed.data);
+    return {packed.data, bytes(v)};
+  }
+
+ private:
+  Staging& staging_;
+  Moves& moves_;
+  std::size_t element_;
+};
+
+Piece piece_of(const View& packed, std::size_t bytes) {
+  return bytes == 0 ? Piece{} : Piece{packed.data, bytes};
+}
+
+class MpiCommunicator : public Communicator {
+ public:
+  MpiCommunicator(std::shared_ptr<Engine> engine, std::shared_ptr<const Group> group)
+      : engine_(std::move(engine)),
+        group_(std::move(group)),
+        sent_(group_->ranks.size()),
+        received_(group_->ranks.size()) {}
+
+  int rank() const override { return group_->rank; }
+  int size() const override { return group_->size(); }
+  const std::string& name() const override { return group_->name; }
+  std::uint64_t bytes_sent() const override { return bytes_; }
+
+  Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op) override;
+  Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) override;
+  Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) override;
+  Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
+                                const Tensor& receive,
+                                const std::vector<std::int64_t>& receive_rows) override;
+  Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override;
+  Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
+                                          const std::vector<Message>& receives) override;
+  void barrier(Lane&) override {
+    Call call;
+    call.kind = Kind::kBarrier;
+    run(std::move(call));
+  }
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override;
+
+ private:
+  calls::Who who() const { return {name(), rank(), size(), DeviceKind::kCpu}; }
+  Call make(Kind kind, const Tensor& x, std::uint64_t bytes) const {
+    Call call;
+    call.kind = kind;
+    call.dtype = x.dtype();
+    call.shape = x.shape();
+    call.bytes_sent = bytes;
+    return call;
+  }
+  Moves empty_moves() const {
+    Moves moves;
+    moves.sends.resize(group_->ranks.size());
+    moves.receives.resize(group_->ranks.size());
+    return moves;
+  }
+  bool self(int r) const { return r == rank(); }
+  View part(const Tensor& x, int r) const {
+    const std::int64_t rows = x.dim(0) / size();
+    return View(x.slice(r * rows, rows));
+  }
+  Async<Tensor> start(Call call, Moves moves, const Tensor& result, std::vector<Tensor> held) {
+    bytes_ += call.bytes_sent;
+    auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+    operation->add(std::make_shared<Collective>(group_, next_++, std::move(call), std::move(moves)));
+    return Async<Tensor>(result, std::move(operation));
+  }
+  // A collective without tensors, to its end.
+  std::shared_ptr<Collective> run(Call call) {
+    const auto task = std::make_shared<Collective>(group_, next_++, std::move(call), empty_moves());
+    engine_->submit(task);
+    engine_->await(*task);
+    return task;
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<const Group> group_;
+  std::uint64_t next_ = 0;                      // collective
+  std::vector<std::uint64_t> sent_, received_;  // messages, per peer
+  std::uint64_t bytes_ = 0;
+};
+
+Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
+  Call call = make(Kind::kAllReduce, x, calls::all_reduce(who(), x));
+  call.op = op;
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, x.dtype());
+  const View view(x);
+  const Piece whole = x.bytes() <= kInline ? packer.source(view) : Piece{};
+  if (x.bytes() <= kInline) {  // everybody reduces everything
+    Reduction reduction{{}, view};
+    for (int r = 0; r < size(); ++r) {
+      reduction.inputs.push_back(self(r) ? view : packer.beside(view));
+      if (self(r)) continue;
+      moves.sends[static_cast<std::size_t>(r)] = whole;
+      moves.receives[static_cast<std::size_t>(r)] = piece_of(reduction.inputs.back(), x.bytes());
+    }
+    moves.reduction = std::move(reduction);
+    return start(std::move(call), std::move(moves), x, {x});
+  }
+
+  Piece all = packer.source(view);
+  if (!view.contiguous()) moves.unpack.emplace_back(view, all.data);
+  const std::size_t element = bytes_of(x.dtype());
+  const auto begin = [&](int r) {
+    return x.elems() / size() * r + std::min<std::int64_t>(r, x.elems() % size());
+  };
+  const auto slice = [&](int r) {
+    View v;
+    v.data = all.data + static_cast<std::size_t>(begin(r)) * element;
+    v.rows = 1;
+    v.ld = v.columns = begin(r + 1) - begin(r);
+    return v;
+  };
+  const View mine = slice(rank());
+  Reduction reduction{{}, mine};
+  for (int r = 0; r < size(); ++r) {
+    const View theirs = slice(r);
+    moves.results.push_back({theirs.data, packer.bytes(theirs)});
+    reduction.inputs.push_back(self(r) ? mine : packer.beside(mine));
+    if (self(r)) continue;
+    moves.sends[static_cast<std::size_t>(r)] = moves.results.back();
+    moves.receives[static_cast<std::size_t>(r)] = {reduction.inputs.back().data, packer.bytes(mine)};
+  }
+  moves.reduction = std::move(reduction);
+  return start(std::move(call), std::move(moves), x, {x});
+}
+
+Async<Tensor> MpiCommunicator::all_gather_into(Lane&, const Tensor& shard, const Tensor& full) {
+  Call call = make(Kind::kAllGather, shard, calls::all_gather(who(), shard, full));
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, shard.dtype());
+  const Piece own = packer.source(View(shard));
+  for (int r = 0; r < size(); ++r) {
+    const View to = part(full, r);
+    if (self(r)) {
+      copy_view(to, View(shard), bytes_of(shard.dtype()));
+      continue;
+    }
+    moves.sends[static_cast<std::size_t>(r)] = own;
+    moves.receives[static_cast<std::size_t>(r)] = packer.target(to);
+  }
+  return start(std::move(call), std::move(moves), full, {shard, full});
+}
+
+Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane&, const Tensor& full, const Tensor& shard) {
+  Call call = make(Kind::kReduceScatter, shard, calls::reduce_scatter(who(), full, shard));
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, full.dtype());
+  const View own(shard);
+  Reduction reduction{{}, own};
+  for (int r = 0; r < size(); ++r) {
+    reduction.inputs.push_back(self(r) ? part(full, r) : packer.beside(own));
+    if (self(r)) continue;
+    moves.sends[static_cast<std::size_t>(r)] = packer.source(part(full, r));
+    moves.receives[static_cast<std::size_t>(r)] = piece_of(reduction.inputs.back(), shard.bytes());
+  }
+  moves.reduction = std::move(reduction);
+  return start(std::move(call), std::move(moves), shard, {full, shard});
+}
+
+Async<Tensor> MpiCommunicator::all_to_all_into(Lane&, const Tensor& send,
+                                               const std::vector<std::int64_t>& send_rows,
+                                               const Tensor& receive,
+                                               const std::vector<std::int64_t>& receive_rows) {
+  Call call = make(Kind::kAllToAll, send, calls::all_to_all(who(), send, send_rows, receive, receive_rows));
+  call.shape.set(0, 1);
+  call.send_rows = send_rows;
+  call.receive_rows = receive_rows;
+  const std::int64_t kept = send_rows[static_cast<std::size_t>(rank())];
+  WEFT_CHECK(kept == receive_rows[static_cast<std::size_t>(rank())],
+             "group '{}': all_to_all sends {} rows to itself and receives {}", name(), kept,
+             receive_rows[static_cast<std::size_t>(rank())]);
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, send.dtype());
+  std::int64_t from = 0, to = 0;
+  for (std::size_t r = 0; r < send_rows.size(); ++r) {
+    const View source(send.slice(from, send_rows[r])), target(receive.slice(to, receive_rows[r]));
+    if (self(static_cast<int>(r))) {
+      copy_view(target, source, bytes_of(send.dtype()));
+    } else {
+      moves.sends[r] = packer.source(source);
+      moves.receives[r] = packer.target(target);
+    }
+    from += send_rows[r];
+    to += receive_rows[r];
+  }
+  return start(std::move(call), std::move(moves), receive, {send, receive});
+}
+
+Async<Tensor> MpiCommunicator::broadcast(Lane&, const Tensor& x, int root) {
+  Call call = make(Kind::kBroadcast, x, calls::broadcast(who(), x, root));
+  call.root = root;
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, x.dtype());
+  if (self(root)) {
+    const Piece whole = packer.source(View(x));
+    for (int r = 0; r < size(); ++r) {
+      if (!self(r)) moves.sends[static_cast<std::size_t>(r)] = whole;
+    }
+  } else {
+    moves.receives[static_cast<std::size_t>(root)] = packer.target(View(x));
+  }
+  return start(std::move(call), std::move(moves), x, {x});
+}
+
+Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane&, const std::vector<Message>& sends,
+                                                         const std::vector<Message>& receives) {
+  bytes_ += calls::send_receive(who(), sends, receives);
+  std::vector<Tensor> held, received;
+  for (const Message& m : sends) held.push_back(m.tensor);
+  for (const Message& m : receives) {
+    held.push_back(m.tensor);
+    received.push_back(m.tensor);
+  }
+  auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+  const auto add = [&](Kind kind, const Message& m, std::uint64_t sequence) {
+    Call call = make(kind, m.tensor, 0);
+    const View view(m.tensor);
+    call.out = {view};
+    Piece piece = piece_of(view, m.tensor.bytes());
+    Staging::Buffer packed;
+    if (!view.contiguous() && piece.bytes > 0) {
+      packed = engine_->staging().take(piece.bytes);
+      piece.data = packed.get();
+      View copy = view;
+      copy.data = packed.get();
+      copy.ld = view.columns;
+      if (kind == Kind::kSend) copy_view(copy, view, bytes_of(m.tensor.dtype()));
+    }
+    operation->add(
+        std::make_shared<MessageTask>(group_, sequence, m.peer, std::move(call), piece, std::move(packed)));
+  };
+  for (const Message& m : sends) add(Kind::kSend, m, sent_[static_cast<std::size_t>(m.peer)]++);
+  for (const Message& m : receives) add(Kind::kReceive, m, received_[static_cast<std::size_t>(m.peer)]++);
+  return Async<std::vector<Tensor>>(std::move(received), std::move(operation));
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key, const std::string& name) {
+  WEFT_CHECK(name.size() <= kLongestName, "group name '{}' has more than {} bytes", name, kLongestName);
+  Call call;
+  call.kind = Kind::kSplit;
+  call.color = color;
+  call.key = key;
+  call.split_name = name;
+  const std::shared_ptr<Collective> task = run(std::move(call));
+  if (color < 0) return nullptr;
+  if (task->new_group() == nullptr) return self_communicator(name);
+  return mpi_communicator(engine_, task->new_group());
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> mpi_communicator(std::shared_ptr<Engine> engine,
+                                               std::shared_ptr<const Group> group) {
+  return std::make_unique<MpiCommunicator>(std::move(engine), std::move(group));
+}
+
+}  // namespace weft::mpi
