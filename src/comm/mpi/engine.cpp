@@ -20,7 +20,10 @@ constexpr auto kShortest = 10us, kLongest = 200us;
 constexpr auto kIdle = 5ms;
 // How long failures of several ranks may lie apart and still be taken for one.
 constexpr auto kClaim = 200ms;
+constexpr auto kLastReads = 1s;
 constexpr auto kAnswer = 500ms;
+// A launcher that is told to end everything may drop what has just been printed.
+constexpr auto kPrinted = 200ms;
 // Messages sent before a rank's last may arrive after it.
 constexpr auto kStragglers = 1s;
 // After a deadline: how long the engine's thread may take to act on it.
@@ -145,7 +148,7 @@ void Engine::leave(const std::string& what) noexcept {
   if (left_.empty()) left_ = what;
   leave_ = true;
   work_.notify_one();
-  changed_.wait_for(lock, kStuck, [this] { return gone_; });
+  changed_.wait_for(lock, options_.grace + kStuck, [this] { return gone_; });
 }
 
 void Engine::fail(const std::string& problem) noexcept {
@@ -284,7 +287,7 @@ void Engine::dispatch(Transfer& transfer, std::size_t bytes) {
     take_control(transfer.control);
     return receive_control();
   }
-  if (dying_) return;
+  if (ended_) return;
   Task& task = *transfer.task;
   if (transfer.receive) {
     task.received(*this, transfer.part, transfer.peer, bytes);
@@ -340,10 +343,10 @@ void Engine::loop() {
     }
     if (failure) die(*failure);
     if (leave) {
-      const bool reporter = claim();
+      if (!claim()) wait_for_abort();  // and the memory stays, which other ranks may be reading
       {
         const std::lock_guard lock(mutex_);
-        reporter_ = reporter;
+        reporter_ = true;
         gone_ = true;
       }
       changed_.notify_all();
@@ -355,6 +358,7 @@ void Engine::loop() {
       tell_all({Control::kFinished, rank_, ""});
     }
     for (const std::shared_ptr<Task>& task : fresh) {
+      if (ended_) break;
       active_.push_back(task);
       ++task->transfers_;  // not done before it has begun
       task->begin(*this);
@@ -420,6 +424,7 @@ void Engine::take_control(const Control& message) {
     case Control::kFailing:
       claimant_ = claimant_ < 0 ? message.rank : std::min(claimant_, message.rank);
       if (dying_) return;
+      ended_ = true;
       abort_due_ = Clock::now() + options_.grace;
       {
         const std::lock_guard lock(mutex_);
@@ -466,13 +471,13 @@ void Engine::look() {
     MPI_Abort(MPI_COMM_WORLD, 1);
     std::_Exit(1);
   }
+  if (ended_) return;
   for (const std::shared_ptr<Task>& task : active_) task->look(now);
   const Task* task = nullptr;
   std::vector<int> missing;
   std::string why;
   {
     const std::lock_guard lock(mutex_);
-    if (aborted_) return;
     for (const std::shared_ptr<Task>& t : active_) {
       if (t->deadline_ == Clock::time_point::max()) continue;
       missing = absent(*t);
@@ -498,7 +503,7 @@ void Engine::look() {
 // Who is missing may only be held up itself: the last calls of all ranks lead to the cause.
 std::string Engine::absence(const Task& task, const std::vector<int>& missing, const std::string& why) {
   constexpr int kAll = 64;
-  dying_ = true;
+  dying_ = ended_ = true;
   const std::vector<int> shown = size_ <= kAll ? all_ranks(size_) : missing;
   for (const int rank : shown) {
     if (rank != rank_) send_control(rank, {Control::kQuery, rank_, ""});
@@ -530,14 +535,17 @@ std::string Engine::absence(const Task& task, const std::vector<int>& missing, c
 // ---- The end.
 
 bool Engine::claim() noexcept {
-  dying_ = true;
+  dying_ = ended_ = true;
   try {
     while (pump()) {
     }
     if (claimant_ >= 0) return false;
     tell_all({Control::kFailing, rank_, ""});
-    const auto until = Clock::now() + kClaim;
-    while (Clock::now() < until) {
+    // Others may be reading this rank's memory, which goes after this.
+    const auto sends = [](const Pending& p) { return p.transfer->task != nullptr && !p.transfer->receive; };
+    const auto begin = Clock::now();
+    while (Clock::now() < begin + kClaim ||
+           (Clock::now() < begin + kLastReads && std::any_of(pending_.begin(), pending_.end(), sends))) {
       if (!pump()) std::this_thread::sleep_for(1ms);
     }
   } catch (const std::exception&) {  // MPI does not work any longer: say what has happened
@@ -563,6 +571,7 @@ void Engine::report_and_abort(int status, std::vector<std::string> problems) noe
   } catch (const std::exception&) {  // the end must come
   }
   std::fflush(stderr);
+  std::this_thread::sleep_for(kPrinted);
   MPI_Abort(MPI_COMM_WORLD, status);
   std::_Exit(status);
 }

@@ -171,7 +171,8 @@ class Engine {
   std::vector<std::optional<Clock::time_point>> finished_;  // when each rank's body had returned
   std::vector<std::string> answers_;                        // each rank's last call
   bool announced_ = false;
-  std::atomic<bool> dying_{false};
+  bool ended_ = false;              // the run has failed: tasks go no further
+  std::atomic<bool> dying_{false};  // this rank sees to the end of the process
 
   std::mutex mutex_;
   std::condition_variable work_, changed_;  // for the engine's thread; for the rank's

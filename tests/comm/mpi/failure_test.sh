@@ -44,8 +44,8 @@ case $name in
     expect 1 1 "group 'dp' (ranks 0 1 2 3): all_reduce(F32 [50000], sum) #0 timed out after 3 s" "$absent" \
       "rank 2: no answer" "step 3"
     ;;
-  asleep) expect 1 1 "timed out after 3 s" "have not joined it" "rank 2: split #2 in group 'world'" ;;
-  absent-receiver) expect 1 1 "timed out after 3 s" "rank 1" "has" ;;
+  asleep) expect 1 1 "timed out after 3 s" "not joined it" "rank 2: split #2 in group 'world'" ;;
+  absent-receiver) expect 1 1 "timed out after 3 s" "rank 1: all_reduce #1" "not joined it" ;;
   size)
     expect 1 1 "group 'dp' (ranks 0 1 2 3), operation #0: the calls of its ranks differ" \
       "rank 2 called all_reduce(F32 [50001], sum), but rank 0 called all_reduce(F32 [50000], sum)"
