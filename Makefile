@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help demo build test bench sanitize format format-check tidy doctor clean deps configure
+.PHONY: help demo build test bench sanitize format format-check tidy doctor clean deps configure with-mpi
 
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ demo: deps-demo   ## from nothing to a trained model: install, build, train on f
 build: configure  ## Release build of the program: build/weft
 	@cmake --build $(BUILD) --parallel $(JOBS) --target weft
 
-test: configure   ## build everything and run every test
+test: with-mpi    ## build everything and run every test
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@scripts/run_ctest.sh $(BUILD)
 
@@ -46,6 +46,12 @@ deps:
 
 deps-%:
 	@scripts/install_deps.sh build $*
+
+# Where MPI cannot be installed the rest is tested all the same. A build configured before it came looks again.
+with-mpi:
+	@scripts/install_deps.sh build mpi || echo "make: going on without MPI; the tests of ranks as processes are left out"
+	@$(MAKE) --no-print-directory configure
+	@grep -q 'WEFT_HAS_MPI:INTERNAL=TRUE' $(BUILD)/CMakeCache.txt || cmake $(BUILD) >/dev/null
 
 configure: deps
 	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_ARGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Weft needs from the system's own packages (Debian 12, Ubuntu 22.04 and 24.04, and their relatives).
 #
-#   scripts/install_deps.sh [build] [demo] [bench] [tidy]      default: build demo
+#   scripts/install_deps.sh [build] [mpi] [demo] [bench] [tidy]      default: build demo
 #
 # Does nothing, at once, when everything is there. Uses sudo when it is not root.
 # WEFT_SKIP_DEPS=1 leaves the machine alone: for systems where the libraries were installed by other means.
@@ -11,6 +11,7 @@ set -euo pipefail
 declare -A groups=(
   [build]="g++ cmake ninja-build ccache pkg-config libdnnl-dev|libonednn-dev|onednn-dev libfmt-dev nlohmann-json3-dev
            libtomlplusplus-dev|libtoml++-dev libpcre2-dev libxxhash-dev libgtest-dev"
+  [mpi]="libopenmpi-dev|libmpich-dev openmpi-bin|mpich"
   [demo]="bible-kjv"
   [bench]="libbenchmark-dev"
   [tidy]="clang-format clang-tidy"

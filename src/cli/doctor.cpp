@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "comm/mpi/mpi_launcher.hpp"
 #include "core/check.hpp"
 
 namespace weft {
@@ -98,6 +99,7 @@ void build_facts(Report& report) {
   report.line("instruction set", built_for());
   report.line("devices", "cpu");
   report.line("communicators", "local (ranks are threads of one process)");
+  if (mpi_available()) report.line("", fmt::format("mpi (ranks are processes; {})", mpi_library()));
 }
 
 void machine_facts(Report& report) {
@@ -120,7 +122,12 @@ void machine_facts(Report& report) {
 void missing(Report& report) {
   report.title("missing");
   report.line("--device cuda", "this build has no CUDA");
-  report.line("--launcher mpi", "this build has no MPI: ranks are threads of one process on one machine");
+  if (!mpi_available()) {
+    report.line(
+        "--launcher mpi",
+        "this build has no MPI: install libopenmpi-dev and openmpi-bin (or libmpich-dev and mpich) and "
+        "configure again");
+  }
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("fma") == 0) {
     report.line("this machine", "lacks AVX2 or FMA, which this build needs");

@@ -175,7 +175,7 @@ void Engine::end(int status, std::vector<std::string> problems) noexcept {
   bool reporter = false;
   {
     const std::lock_guard lock(mutex_);
-    reporter = reporter_;
+    reporter = reporter_ || (!gone_ && !dying_);  // or the engine's thread hangs
     if (problems.empty()) problems = {left_};
   }
   if (!reporter) wait_for_abort();
