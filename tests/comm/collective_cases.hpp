@@ -143,7 +143,7 @@ template <class T>
 void check_rings_both_ways(Communicator& world, Lane& lane, const Case& c, std::uint64_t id) {
   const int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
   const auto tensor = [&](std::uint64_t what) {
-    const Tensor x = make(lane, dtype_of<T>(), c.shape, c.strided);
+    Tensor x = make(lane, dtype_of<T>(), c.shape, c.strided);
     fill<T>(x, [&](std::int64_t i) { return element<T>(what, world.rank(), i); });
     return x;
   };

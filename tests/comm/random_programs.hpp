@@ -52,7 +52,7 @@ InFlight start(GroupOf& group, Lane& lane, int op, std::int64_t rows, std::uint6
   const std::vector<int>& members = group.members;
   const int n = c.size(), me = c.rank(), self = members[static_cast<std::size_t>(me)];
   const auto input = [&](const Shape& shape) {
-    const Tensor x = make(lane, dtype_of<T>(), shape, strided);
+    Tensor x = make(lane, dtype_of<T>(), shape, strided);
     fill<T>(x, [&](std::int64_t i) { return element<T>(id, self, i); });
     return x;
   };

@@ -200,7 +200,7 @@ void Engine::transfer(Task& task, Part part, int peer, std::byte* data, std::siz
   transfer->peer = peer;
   transfer->receive = receive;
   ++task.transfers_;
-  const MPI_Comm comm = task.group().comm;
+  MPI_Comm comm = task.group().comm;
   const int number = tag(task.sequence(), part);
   // Pieces of one tag arrive in the order in which they were sent, and both sides cut alike. The receiver of
   // a call does not know its length, which is short.

@@ -148,7 +148,7 @@ class MpiCommunicator : public Communicator {
   }
   // A collective without tensors, to its end.
   std::shared_ptr<Collective> run(Call call) {
-    const auto task = std::make_shared<Collective>(group_, next_++, std::move(call), empty_moves());
+    auto task = std::make_shared<Collective>(group_, next_++, std::move(call), empty_moves());
     engine_->submit(task);
     engine_->await(*task);
     return task;

@@ -188,7 +188,7 @@ void Collective::split(Engine& engine) {
   std::vector<int> ranks;
   if (call_.color >= 0) ranks = members[call_.color];
   const bool joins = ranks.size() > 1;
-  const MPI_Comm comm = engine.split(*group_, joins ? call_.color : MPI_UNDEFINED, call_.key);
+  MPI_Comm comm = engine.split(*group_, joins ? call_.color : MPI_UNDEFINED, call_.key);
   if (!joins) return;
   std::stable_sort(ranks.begin(), ranks.end(),
                    [&](int a, int b) { return calls_[index(a)].key < calls_[index(b)].key; });

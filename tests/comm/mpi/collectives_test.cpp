@@ -74,7 +74,7 @@ std::vector<std::byte> results(Communicator& world, Lane& lane) {
   for (const std::int64_t columns : {1, 17, 1023, 10'007}) {
     for (const bool strided : {false, true}) {
       const auto input = [&](const Shape& shape) {
-        const Tensor x = test::make(lane, dtype_of<T>(), shape, strided);
+        Tensor x = test::make(lane, dtype_of<T>(), shape, strided);
         ++id;
         fill<T>(x, [&](std::int64_t i) { return element<T>(id, world.rank(), i); });
         return x;
@@ -165,7 +165,7 @@ TEST(Mpi, OperationsInFlightDoNotMix) {
         const std::int64_t size = i < 2 ? 300'000 : 1000 + 40 * static_cast<std::int64_t>(i % 3);
         const std::uint64_t id = 3000 + i;
         const auto make = [&](std::uint64_t what) {
-          const Tensor x = lane.alloc(DType::kF32, {size}, "x");
+          Tensor x = lane.alloc(DType::kF32, {size}, "x");
           const float first = element<float>(what, world.rank(), 0);
           for (std::int64_t k = 0; k < size; ++k) x.data<float>()[k] = first + static_cast<float>(k % 7);
           return x;
@@ -216,7 +216,7 @@ TEST(Mpi, BytesEqualThoseOfThreadRanks) {
   const auto traffic = [](Communicator& c, Lane& lane) {
     const std::uint64_t before = c.bytes_sent();
     const auto tensor = [&](const Shape& shape) {
-      const Tensor x = lane.alloc(DType::kF32, shape, "x");
+      Tensor x = lane.alloc(DType::kF32, shape, "x");
       std::fill_n(x.raw(), x.bytes(), std::byte{0});
       return x;
     };

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using Body = std::function<void(Communicator& world, Lane& lane)>;
 
 Tensor ones(Lane& lane, const Shape& shape, DType dtype = DType::kF32) {
-  const Tensor x = lane.alloc(dtype, shape, "ones");
+  Tensor x = lane.alloc(dtype, shape, "ones");
   std::memset(x.raw(), 0, x.bytes());
   return x;
 }
@@ -35,8 +35,11 @@ void reduce(Communicator& group, Lane& lane) {
   (void)group.all_reduce(lane, ones(lane, {50'000})).wait(lane);
 }
 
-const std::map<std::string, Body>& scenarios() {
-  static const std::map<std::string, Body> list = {
+using Scenarios = std::map<std::string, Body>;
+
+// A rank that fails, or does not come.
+const Scenarios& failures() {
+  static const Scenarios list = {
       {"throw",
        [](Communicator& world, Lane& lane) {
          if (world.rank() == 2) fail("the disk of rank two is full");
@@ -84,6 +87,13 @@ const std::map<std::string, Body>& scenarios() {
          if (world.rank() != 0) return world.barrier(lane);
          (void)world.send_receive(lane, {{1, ones(lane, {3})}}, {}).wait(lane);
        }},
+  };
+  return list;
+}
+
+// Calls that differ.
+const Scenarios& mismatches() {
+  static const Scenarios list = {
       {"size",
        [](Communicator& world, Lane& lane) {
          const auto group = world.split(0, 0, "dp");
@@ -127,6 +137,13 @@ const std::map<std::string, Body>& scenarios() {
        }},
       {"split-name",
        [](Communicator& world, Lane&) { (void)world.split(0, 0, world.rank() == 1 ? "tp" : "dp"); }},
+  };
+  return list;
+}
+
+// What a body does wrong, or right.
+const Scenarios& bodies() {
+  static const Scenarios list = {
       {"returned",
        [](Communicator& world, Lane& lane) {
          if (world.rank() == 1) return;
@@ -191,7 +208,12 @@ int run(const std::string& name) {
     if (mpi) run_mpi_ranks({}, [](Communicator&) {});
     return 0;
   }
-  const Body& body = scenarios().at(name);
+  const Body* body = nullptr;
+  for (const Scenarios* list : {&failures(), &mismatches(), &bodies()}) {
+    const auto found = list->find(name);
+    if (found != list->end()) body = &found->second;
+  }
+  if (body == nullptr) config_fail("there is no scenario '{}'", name);
   MpiOptions options;
   options.timeout = 3s;
   options.where = [] { return std::string("step 3"); };
@@ -200,7 +222,7 @@ int run(const std::string& name) {
     Workers workers(1);
     Lane lane{*arena, workers, {}};
     warm_up(world, lane);
-    body(world, lane);
+    (*body)(world, lane);
   });
   fmt::print(stderr, "came to its end\n");
   return 0;
