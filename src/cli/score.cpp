@@ -27,7 +27,7 @@ int run_score_command(Args args) {
     throw ConfigError(std::move(problems));
   }
   const ScoreResult result = run_score(score);
-  print(fmt::format("loss={:.9g}\ntokens={}\n", result.loss, result.tokens));
+  if (result.reports) print(fmt::format("loss={:.9g}\ntokens={}\n", result.loss, result.tokens));
   return 0;
 }
 

@@ -16,6 +16,8 @@ int run_train(Args args) {
   if (answered(options, parse_train_options(options, config, args))) return 0;
 
   const TrainSummary summary = run_training(config);
+  const int status = summary.signal == 0 ? 0 : 128 + summary.signal;
+  if (!summary.reports) return status;
   print(fmt::format("iteration={}\nloss={:.9g}\n", summary.iteration, summary.loss));
   if (summary.valid_loss) print(fmt::format("valid_loss={:.4f}\n", *summary.valid_loss));
   if (summary.baselines) {
@@ -25,7 +27,7 @@ int run_train(Args args) {
                       *summary.valid_loss / (summary.baselines->bytes_per_token * std::numbers::ln2)));
   }
   print(fmt::format("tokens_per_second={:.0f}\n", summary.tokens_per_second));
-  return summary.signal == 0 ? 0 : 128 + summary.signal;
+  return status;
 }
 
 }  // namespace weft

@@ -515,7 +515,6 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   };
   size("--context-parallel-size", p.context_parallel_size);
   refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
-  refuse(p.launcher == ParallelConfig::Launcher::kMpi, "--launcher mpi");
   refuse(c.data.reset_position_ids, "--reset-position-ids");
   refuse(c.data.reset_attention_mask, "--reset-attention-mask");
   return list;

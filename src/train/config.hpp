@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/mpi/launch_choice.hpp"
 #include "model/config.hpp"
 #include "model/stage_split.hpp"
 #include "pipeline/schedules.hpp"
@@ -16,7 +17,7 @@
 namespace weft {
 
 struct ParallelConfig {
-  enum class Launcher { kAuto, kThreads, kMpi };
+  using Launcher = LauncherChoice;
   enum class Device { kAuto, kCpu, kCuda };  // auto: cuda where the build and the machine have it
   using Schedule = PipelineSchedule;
   enum class RecomputeGranularity { kNone, kFull, kSelective };

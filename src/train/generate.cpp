@@ -1,5 +1,7 @@
 #include "train/generate.hpp"
 
+#include "train/launch.hpp"
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -221,6 +223,12 @@ std::vector<std::string> layout_problems(const GenerateOptions& options, const M
   TrainConfig layout;
   layout.parallel = options.parallel;
   std::vector<std::string> problems = unsupported_yet(layout);
+  if (Launch(layout.parallel).processes()) {
+    config_fail(
+        "weft generate runs its ranks as threads of one process: start it without mpirun or srun, with "
+        "--ranks {}",
+        layout.parallel.ranks);
+  }
   const int tp = static_cast<int>(options.parallel.tensor_model_parallel_size);
   if (options.parallel.pipeline_model_parallel_size > 1) {
     problems.push_back(fmt::format(

@@ -1,5 +1,7 @@
 #include "train/options.hpp"
 
+#include "train/launch.hpp"
+
 #include <algorithm>
 #include <iterator>
 
@@ -401,6 +403,7 @@ void add_train_options(OptionSet& options, TrainConfig& config) {
 
 OptionSet::Request parse_train_options(OptionSet& options, TrainConfig& config, OptionSet::Args args) {
   const auto request = options.parse(args, [&] {
+    const Launch launch(config.parallel);  // how many ranks there are is not always an option
     std::vector<std::string> problems = problems_of(config);
     if (options.given("group-query-attention") && !options.given("num-query-groups")) {
       problems.emplace_back("--group-query-attention needs --num-query-groups N");

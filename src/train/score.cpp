@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/local/launcher.hpp"
 #include "core/log.hpp"
 #include "interop/huggingface.hpp"
 #include "io/atomic_file.hpp"
@@ -10,6 +9,7 @@
 #include "ops/elementwise.hpp"
 #include "train/engine.hpp"
 #include "train/given_batches.hpp"
+#include "train/launch.hpp"
 #include "train/plan.hpp"
 #include "train/precision.hpp"
 #include "train/run_checkpoint.hpp"
@@ -34,6 +34,7 @@ struct Score {
   const GivenRows& rows;
   EngineOptions engine;
   std::vector<MemoryPlan> plans;
+  int ranks_on_machine;
   BatchShape shape;
   HostTensor logits;                        // [B, S, V]
   std::map<std::string, HostTensor> grads;  // canonical name -> full gradient
@@ -59,7 +60,7 @@ void score_rank(Score& score, Communicator& world) {
   const Groups groups(world, score.engine.layout);
   const auto stage = static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp));
   const std::unique_ptr<Arena> arena = Arena::host(score.plans[stage].arena);
-  Workers workers(threads_per_rank(0, world.size()));
+  Workers workers(threads_per_rank(0, score.ranks_on_machine));
   Lane lane{*arena, workers, {}};
   Engine engine(lane, groups, score.engine);
   load_weights(score.options.load, lane, engine);
@@ -115,7 +116,9 @@ void write_result(Score& score) {
 
 }  // namespace
 
-ScoreResult run_score(const ScoreOptions& options) {
+ScoreResult run_score(const ScoreOptions& given) {
+  ScoreOptions options = given;
+  const Launch launch(options.parallel);
   check_output("--out", options.out, {options.tokens});
   EngineOptions engine;
   engine.model = resolved(model_config_of(options.load));
@@ -144,21 +147,22 @@ ScoreResult run_score(const ScoreOptions& options) {
 
   engine.layout = layout_of(run);
   engine.sequence_parallel = options.parallel.sequence_parallel && tp_size > 1;
-  const int world_ranks = engine.layout.world();
   Score score{options,
               rows,
               engine,
-              plan_scoring(engine, options.grads, threads_per_rank(0, world_ranks)),
+              plan_scoring(engine, options.grads, threads_per_rank(0, launch.ranks_on_machine())),
+              launch.ranks_on_machine(),
               {.global_batch = rows.samples(),
                .micro_batch = options.micro_batch_size,
                .dp_size = engine.layout.mesh.dp},
               host_zeros({rows.samples(), rows.sequence_length(), engine.model.vocab_size}),
               {},
               {}};
-  log_info("{}", to_string(score.plans));
-  check_memory(score.plans, world_ranks);
-  run_local_ranks({.ranks = world_ranks}, [&](Communicator& group) { score_rank(score, group); });
-  write_result(score);
+  if (launch.first()) log_info("{}", to_string(score.plans));
+  check_memory(score.plans, launch.ranks_on_machine());
+  launch.run({}, [&](Communicator& group) { score_rank(score, group); });
+  score.result.reports = launch.first();
+  if (launch.first()) write_result(score);
   return score.result;
 }
 

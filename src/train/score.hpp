@@ -20,6 +20,7 @@ struct ScoreOptions {
 struct ScoreResult {
   double loss = 0;  // mean over the target tokens
   std::int64_t tokens = 0;
+  bool reports = true;  // this process holds rank 0
 };
 
 // Collects every problem before anything runs (ConfigError). Writes options.out whole or not at all.

@@ -1,15 +1,15 @@
 #include "train/trainer.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 
-#include "comm/local/launcher.hpp"
 #include "core/log.hpp"
 #include "mesh/mesh.hpp"
+#include "train/launch.hpp"
 #include "train/loss_curve.hpp"
 #include "train/metrics.hpp"
 #include "train/plan.hpp"
@@ -34,6 +34,8 @@ struct Run {
   RunSchedule schedule;
   std::vector<MemoryPlan> plans;  // by pipeline rank
   const StopSignals* signals;
+  const Launch& launch;
+  std::atomic<std::int64_t>* iteration;  // that is running, for the report of a failure
 };
 
 // One rank's part of a run. Rank 0 also reports.
@@ -79,6 +81,7 @@ class RankRun {
     const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
       training_->load(shape, consumed, index, mesh_.coordinate(Axis::kDp), out);
     };
+    if (run_.launch.processes() || reports()) *run_.iteration = progress_.iteration + 1;
     const double lr = run_.schedule.lr.lr(progress_.scheduled_samples);
     const Clock::time_point start = Clock::now();
     const StepResult result = engine_.train_step(
@@ -214,14 +217,14 @@ class RankRun {
 
 // By pipeline rank: the ranks of a stage need the same memory.
 std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& schedule,
-                                 const RunData& data) {
+                                 const RunData& data, int ranks_on_machine) {
   const BatchShape shape{.global_batch = config.training.global_batch_size,
                          .micro_batch = config.training.micro_batch_size,
                          .dp_size = data_parallel_size(config.parallel)};
   return plan_training(EngineOptions::from(config),
                        std::max<std::int64_t>(shape.microbatches(), schedule.iterations > 0 ? 1 : 0),
                        data.validation != nullptr,
-                       threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
+                       threads_per_rank(config.training.cpu_threads, ranks_on_machine));
 }
 
 // Weight and gradient, fp32 master weight where the weight is something else, and the optimizer's states.
@@ -233,46 +236,9 @@ std::int64_t bytes_of_parameter(const TrainConfig& config) {
   return weight + full + (weight == full ? 0 : full) + states * full;
 }
 
-// A line of /proc/self/status ("VmRSS", "VmHWM"), in bytes; 0 where there is none.
-std::size_t process_memory(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
-TrainSummary run_rank(const Run& run, Communicator& world) {
-  const TrainConfig& config = run.config;
-  const Groups groups(world, layout_of(config));
-  const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
-  const std::unique_ptr<Arena> arena = Arena::host(plan.arena);
-  Workers workers(threads_per_rank(config.training.cpu_threads, world_size(config.parallel)));
-  Lane lane{*arena, workers, {}};
-  RankRun rank(run, lane, groups);
-  TrainSummary summary = rank.train();
-  summary.planned_bytes = arena->capacity();
-  summary.touched_bytes = arena->touched();
-  return summary;
-}
-
-}  // namespace
-
-TrainSummary run_training(TrainConfig config) {
-  if (!config.checkpoint.load.empty()) use_loaded_model(config);
-  RunData data = open_run_data(config);
-  config = resolved(config);
-  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+// What is about to run.
+void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
   for (const std::string& note : notes_of(config)) log_info("{}", note);
-  const RunSchedule schedule = schedule_of_run(config);
-  check_memory(config.model, bytes_of_parameter(config),
-               std::max<std::int64_t>(world_size(config.parallel) / model_parallel_size(config.parallel), 1));
-  const std::vector<MemoryPlan> plans = plan_run(config, schedule, data);
-  check_memory(plans, world_size(config.parallel));
-  if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
-  const SaveGuard guard = prepare_save_folder(config);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
   log_info("{} rank{} (tp {}, pp {}, dp {}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
@@ -282,34 +248,99 @@ TrainSummary run_training(TrainConfig config) {
   if (config.parallel.pipeline_model_parallel_size > 1)
     log_info("{}", to_string(split_stages(stage_split(config))));
   log_info("{}", to_string(plans));
+}
+
+// A line of /proc/self/status ("VmRSS", "VmHWM"), in bytes; 0 where there is none.
+std::size_t process_memory(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Sums over the ranks, one process's share each.
+void sum_memory(Lane& lane, Communicator& world, TrainSummary& summary) {
+  const Tensor t = lane.alloc(DType::kF64, {3}, "step statistics");
+  double* values = t.data<double>();
+  values[0] = static_cast<double>(summary.planned_bytes);
+  values[1] = static_cast<double>(summary.touched_bytes);
+  values[2] = static_cast<double>(summary.grown_bytes);
+  world.all_reduce(lane, t).wait(lane);
+  summary.planned_bytes = static_cast<std::size_t>(values[0]);
+  summary.touched_bytes = static_cast<std::size_t>(values[1]);
+  summary.grown_bytes = static_cast<std::size_t>(values[2]);
+}
+
+std::size_t growth_since(std::size_t before) {
+  const std::size_t peak = process_memory("VmHWM");
+  return peak > before ? peak - before : 0;
+}
+
+TrainSummary run_rank(const Run& run, Communicator& world) {
+  const TrainConfig& config = run.config;
+  const std::size_t before = process_memory("VmRSS");
+  const Groups groups(world, layout_of(config));
+  const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
+  const std::unique_ptr<Arena> arena = Arena::host(plan.arena);
+  Workers workers(threads_per_rank(config.training.cpu_threads, run.launch.ranks_on_machine()));
+  Lane lane{*arena, workers, {}};
+  RankRun rank(run, lane, groups);
+  TrainSummary summary = rank.train();
+  summary.planned_bytes = arena->capacity();
+  summary.touched_bytes = arena->touched();
+  // Threads share their process's memory: whoever started them measures it.
+  if (run.launch.processes()) summary.grown_bytes = growth_since(before);
+  sum_memory(lane, world, summary);
+  return summary;
+}
+
+}  // namespace
+
+TrainSummary run_training(TrainConfig config) {
+  const Launch launch(config.parallel);
+  if (!config.checkpoint.load.empty()) use_loaded_model(config);
+  RunData data = open_run_data(config);
+  config = resolved(config);
+  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  const RunSchedule schedule = schedule_of_run(config);
+  check_memory(config.model, bytes_of_parameter(config),
+               std::max<std::int64_t>(launch.ranks_on_machine() / model_parallel_size(config.parallel), 1));
+  const std::vector<MemoryPlan> plans = plan_run(config, schedule, data, launch.ranks_on_machine());
+  check_memory(plans, launch.ranks_on_machine());
+  SaveGuard guard;
+  if (launch.first()) {
+    if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
+    guard = prepare_save_folder(config);
+    describe(config, plans);
+  }
 
   const StopSignals signals;
-  const Run run{std::move(config), std::move(data), schedule, plans, &signals};
+  std::atomic<std::int64_t> iteration{0};
+  const Run run{std::move(config), std::move(data), schedule, plans, &signals, launch, &iteration};
   TrainSummary summary;
-  std::mutex mutex;
   const std::size_t before = process_memory("VmRSS");
-  run_local_ranks({.ranks = static_cast<int>(world_size(run.config.parallel)),
-                   .timeout = std::chrono::milliseconds(
-                       static_cast<std::int64_t>(run.config.parallel.distributed_timeout_seconds * 1000)),
-                   .grace = std::chrono::seconds(4)},
-                  [&](Communicator& world) {
-                    TrainSummary mine = run_rank(run, world);
-                    const std::lock_guard lock(mutex);
-                    mine.planned_bytes += summary.planned_bytes;
-                    mine.touched_bytes += summary.touched_bytes;
-                    if (world.rank() != 0) {
-                      summary.planned_bytes = mine.planned_bytes;
-                      summary.touched_bytes = mine.touched_bytes;
-                    } else {
-                      summary = mine;
-                    }
-                  });
-  const std::size_t peak = process_memory("VmHWM");
-  summary.grown_bytes = peak > before ? peak - before : 0;
-  log_info("memory: planned {:.1f} MiB for {} ranks, touched {:.1f} MiB, the process grew by {:.1f} MiB",
-           static_cast<double>(summary.planned_bytes) / (1 << 20), world_size(run.config.parallel),
-           static_cast<double>(summary.touched_bytes) / (1 << 20),
-           static_cast<double>(summary.grown_bytes) / (1 << 20));
+  launch.run({.timeout_seconds = run.config.parallel.distributed_timeout_seconds,
+              .where =
+                  [&] {
+                    return iteration == 0 ? std::string("the start")
+                                          : fmt::format("step {}", iteration.load());
+                  }},
+             [&](Communicator& world) {
+               const TrainSummary mine = run_rank(run, world);
+               if (world.rank() == 0) summary = mine;
+             });
+  if (!launch.processes()) summary.grown_bytes = growth_since(before);
+  summary.reports = launch.first();
+  if (launch.first()) {
+    log_info("memory: planned {:.1f} MiB for {} ranks, touched {:.1f} MiB, {} grew by {:.1f} MiB",
+             static_cast<double>(summary.planned_bytes) / (1 << 20), world_size(run.config.parallel),
+             static_cast<double>(summary.touched_bytes) / (1 << 20),
+             launch.processes() ? "the processes" : "the process",
+             static_cast<double>(summary.grown_bytes) / (1 << 20));
+  }
   return summary;
 }
 

@@ -19,7 +19,8 @@ struct TrainSummary {
   // Memory: what the plan said for all ranks of this process, how much of it was touched, and by how much the
   // process grew over its size before the first rank started (VmHWM − VmRSS).
   std::size_t planned_bytes = 0, touched_bytes = 0, grown_bytes = 0;
-  int signal = 0;  // the signal that ended the run after a clean save
+  bool reports = true;  // this process holds rank 0: what follows the run is its to say
+  int signal = 0;       // the signal that ended the run after a clean save
 };
 
 // Runs the whole training. Everything that can be wrong with options, files and folders is found before

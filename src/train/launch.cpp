@@ -1,0 +1,53 @@
+#include "train/launch.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "comm/local/launcher.hpp"
+#include "comm/mpi/launch_choice.hpp"
+#include "comm/mpi/mpi_launcher.hpp"
+
+namespace weft {
+namespace {
+
+// What launchers call the number of their processes on this machine; 0: none says.
+int processes_on_machine() {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && std::atoi(value) > 0) return std::atoi(value);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Launch::Launch(ParallelConfig& parallel) {
+  processes_ =
+      choose_mpi({.choice = parallel.launcher,
+                  .ranks = parallel.ranks,
+                  .variables = launcher_variables([](const char* name) { return std::getenv(name); }),
+                  .mpi_available = mpi_available(),
+                  .mpi_size = [] { return mpi_world().size; }});
+  if (processes_) {
+    ranks_ = mpi_world().size;
+    rank_ = mpi_world().rank;
+    parallel.ranks = ranks_;
+    on_machine_ = std::clamp(processes_on_machine(), 1, ranks_);
+  } else {
+    ranks_ = on_machine_ = static_cast<int>(world_size(parallel));
+  }
+}
+
+void Launch::run(const Options& options, const std::function<void(Communicator& world)>& body) const {
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+  if (processes_) {
+    run_mpi_ranks({.timeout = timeout, .where = options.where}, body);
+  } else {
+    run_local_ranks({.ranks = ranks_, .timeout = timeout, .grace = std::chrono::seconds(4)}, body);
+  }
+}
+
+}  // namespace weft
