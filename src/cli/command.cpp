@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <thread>
 
 #include "cli/commands.hpp"
 #include "core/check.hpp"
@@ -93,6 +96,21 @@ int run_one_of(const std::string& program, const std::string& summary, std::span
               did_you_mean(nearest_name(args.front(), names)), all);
 }
 
+namespace {
+
+// Options that are wrong are wrong in every process of a launch. The first one says so and its launcher ends
+// the others; where only another process sees something wrong, that one speaks after a while.
+void let_the_first_process_speak() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    const char* rank = std::getenv(name);
+    if (rank == nullptr) continue;
+    if (std::atoi(rank) > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    return;
+  }
+}
+
+}  // namespace
+
 int run_command_line(Args args) {
   if (!args.empty() && (args.front() == "--version" || args.front() == "version")) {
     print("weft " WEFT_VERSION "\n");
@@ -106,6 +124,7 @@ int run_command_line(Args args) {
     flush_output();
     return status;
   } catch (const ConfigError& e) {
+    let_the_first_process_speak();
     for (const std::string& problem : e.problems) report(who, problem);
     return 2;
   } catch (const Aborted&) {

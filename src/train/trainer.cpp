@@ -6,12 +6,16 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
 
+#include "checkpoint/agreement.hpp"
 #include "core/log.hpp"
 #include "mesh/mesh.hpp"
 #include "train/launch.hpp"
 #include "train/loss_curve.hpp"
 #include "train/metrics.hpp"
+#include "train/options.hpp"
 #include "train/plan.hpp"
 #include "train/progress.hpp"
 #include "train/run_checkpoint.hpp"
@@ -216,8 +220,8 @@ class RankRun {
 };
 
 // By pipeline rank: the ranks of a stage need the same memory.
-std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& schedule,
-                                 const RunData& data, int ranks_on_machine) {
+std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& schedule, const RunData& data,
+                                 int ranks_on_machine) {
   const BatchShape shape{.global_batch = config.training.global_batch_size,
                          .micro_batch = config.training.micro_batch_size,
                          .dp_size = data_parallel_size(config.parallel)};
@@ -277,8 +281,43 @@ std::size_t growth_since(std::size_t before) {
   return peak > before ? peak - before : 0;
 }
 
+// Processes may have been started with unlike options: found out before anything depends on it.
+void check_same_options(const TrainConfig& config, Communicator& world) {
+  TrainConfig copy = config;
+  OptionSet options("", "");
+  add_train_options(options, copy);
+  const std::unique_ptr<Arena> arena = Arena::host(1 << 12);
+  Workers one(1);
+  Lane lane{*arena, one, {}};
+  Agreement ranks(lane, world, "");
+  const std::vector<std::string> texts = ranks.gather(options.to_toml());
+  const auto other =
+      std::find_if(texts.begin(), texts.end(), [&](const auto& t) { return t != texts.front(); });
+  if (other == texts.end()) return;
+  if (other - texts.begin() != world.rank()) throw Aborted("ranks run with unlike options");
+  const auto lines = [](const std::string& text) {
+    std::set<std::string> all;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) all.insert(line);
+    return all;
+  };
+  const std::set<std::string> mine = lines(*other), first = lines(texts.front());
+  std::string text;
+  const auto add = [&](const std::set<std::string>& a, const std::set<std::string>& b, int rank) {
+    text += fmt::format("{}rank {}:", text.empty() ? "" : "; ", rank);
+    for (const std::string& line : a) {
+      if (!b.contains(line)) text += fmt::format(" {}", line);
+    }
+  };
+  add(first, mine, 0);
+  add(mine, first, world.rank());
+  config_fail("every rank must be started with the same options, but rank {} differs from rank 0 ({})",
+              world.rank(), text);
+}
+
 TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
+  if (run.launch.processes()) check_same_options(config, world);
   const std::size_t before = process_memory("VmRSS");
   const Groups groups(world, layout_of(config));
   const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];

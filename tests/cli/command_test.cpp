@@ -171,7 +171,7 @@ TEST_F(CommandLine, DoctorSaysWhatIsBuiltAndMissing) {
   const Ran ran = weft({"doctor"});
   EXPECT_EQ(ran.status, 0);
   for (const char* part :
-       {"compiler", "instruction set", "cores", "memory", "gpus", "--device cuda", "--launcher mpi"}) {
+       {"compiler", "instruction set", "cores", "memory", "gpus", "--device cuda", "mpi"}) {
     EXPECT_NE(ran.out.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(weft({"doctor", "now"}).status, 2);

@@ -154,8 +154,7 @@ TEST(Options, EachBadWordOfTheCommandLineIsNamed) {
   expect_one_problem(parse_with("--learning-rate", "1"), {"did you mean --lr?"});
 }
 
-// Options of a pipeline and of recomputation under Megatron's names. What this build cannot run yet is a
-// problem of its own, which says so.
+// Options of a pipeline and of recomputation under Megatron's names.
 TEST(Options, PipelineAndRecomputation) {
   TrainConfig c;
   OptionSet options("weft train", "trains");
@@ -212,7 +211,10 @@ TEST(Options, PipelineAndRecomputation) {
   expect_all(again.parallel);
   EXPECT_EQ(from_file.to_toml(), options.to_toml());
 
-  expect_one_problem(parse({"--recompute-activations"}), {"--recompute-granularity", "this build cannot"});
+  const Outcome shorthand = parse({"--recompute-activations"});
+  EXPECT_TRUE(shorthand.problems.empty()) << shorthand.all();
+  EXPECT_EQ(shorthand.config.parallel.recompute_granularity,
+            ParallelConfig::RecomputeGranularity::kSelective);
   expect_one_problem(parse({"--recompute-granularity", "ful"}),
                      {"--recompute-granularity ful", "did you mean full?"});
   expect_one_problem(parse({"--recompute-method", "blok"}),
