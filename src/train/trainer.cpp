@@ -294,7 +294,10 @@ void check_same_options(const TrainConfig& config, Communicator& world) {
   const auto other =
       std::find_if(texts.begin(), texts.end(), [&](const auto& t) { return t != texts.front(); });
   if (other == texts.end()) return;
-  if (other - texts.begin() != world.rank()) throw Aborted("ranks run with unlike options");
+  if (other - texts.begin() != world.rank()) {
+    world.barrier(lane);  // that rank speaks, which ends this wait
+    throw Aborted("ranks run with unlike options");
+  }
   const auto lines = [](const std::string& text) {
     std::set<std::string> all;
     std::istringstream stream(text);

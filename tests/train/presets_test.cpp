@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
-#include <regex>
+#include <cstring>
 
 #include "core/check.hpp"
 #include "train/options.hpp"
@@ -26,13 +26,17 @@ ModelConfig model_of(const std::string& preset) {
 TEST(Presets, HaveThePublishedNumberOfParameters) {
   int counted = 0;
   for (const std::string& name : preset_names()) {
-    std::string head = preset_text(name).value().substr(0, 400);
-    head = std::regex_replace(head, std::regex("\n# "), " ");
-    std::smatch match;
-    if (!std::regex_search(head, match, std::regex(": ([0-9 ]+) parameters")))
-      continue;  // rounded in its source
-    std::string digits = match[1];
-    std::erase(digits, ' ');
+    // "...: 1 234 567 parameters" in the comment, which may be broken over lines.
+    const std::string head = preset_text(name).value().substr(0, 400);
+    const std::size_t end = head.find(" parameters");
+    if (end == std::string::npos) continue;
+    std::string digits;
+    std::size_t i = end;
+    while (i > 0 && std::strchr("0123456789 #\n", head[i - 1]) != nullptr) --i;
+    if (i == 0 || head[i - 1] != ':') continue;  // rounded in its source
+    for (; i < end; ++i) {
+      if (head[i] >= '0' && head[i] <= '9') digits += head[i];
+    }
     EXPECT_EQ(parameter_count(model_of(name)), std::stoll(digits)) << name;
     ++counted;
   }
