@@ -130,8 +130,9 @@ Tensor ParamBuffer::gather_owned(Lane& lane, const Tensor& owned) {
   return full;
 }
 
-void ParamBuffer::begin_step(Lane& lane, int contributions) {
+void ParamBuffer::begin_step(Lane& lane, int contributions, bool reduce) {
   lane_ = &lane;
+  reduces_ = reduce;
   for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters;
   for (const auto& [param, bucket] : bucket_of_) param->begin_step(contributions);
 }
@@ -140,7 +141,7 @@ void ParamBuffer::gradient_ready(const Param& param) {
   const auto it = bucket_of_.find(&param);
   WEFT_CHECK(it != bucket_of_.end(), "{} is in no bucket", param.name());
   Bucket& bucket = buckets_[it->second];
-  if (--bucket.missing == 0 && overlap_) reduce(bucket);
+  if (--bucket.missing == 0 && overlap_ && reduces_) reduce(bucket);
 }
 
 void ParamBuffer::reduce(Bucket& bucket) {

@@ -73,8 +73,8 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
 
   // --- a step
   // `contributions` gradients will be added to each parameter. The lane is used to start reductions until
-  // finish_step().
-  void begin_step(Lane& lane, int contributions);
+  // finish_step(). reduce = false: for a look at this rank's own gradients; no finish_step() follows.
+  void begin_step(Lane& lane, int contributions, bool reduce = true);
   void gradient_ready(const Param& param) override;
   // Waits for every bucket. Afterwards a rank has Σ over the group in the gradients that it owns; then adds a
   // tied parameter's gradient to its owner's.
@@ -113,6 +113,7 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
   Tensor weights_, gradients_;
   std::int64_t elems_ = 0, owned_elems_ = 0;
   Lane* lane_ = nullptr;
+  bool reduces_ = true;
 };
 
 }  // namespace weft

@@ -240,7 +240,7 @@ class Builder {
     if (shared_->chunked != nullptr) {
       return std::make_unique<nn::OverlappedRowParallelLinear>(*shared_->chunked, *weight);
     }
-    return std::make_unique<nn::RowParallelLinear>(border(), *weight);
+    return std::make_unique<nn::RowParallelLinear>(border(), *weight, context_.weight_grads);
   }
 
   std::unique_ptr<nn::ResidualAdd> bias_dropout_add(const BiasDropoutAddSpec& spec, const LinearSpec& linear,

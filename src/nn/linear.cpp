@@ -41,12 +41,13 @@ Async<Tensor> RowParallelLinear::backward(Lane& lane, const Tensor& dy, Microbat
   auto [x] = mb.saved.pop<Saved>();
   const Tensor dy_full = border_.spread(lane, dy).wait(lane);
   Tensor dx = ops::gemm_nn(lane, dy_full, weight_.weight());
-  mb.later.push(*this, Pending{dy_full, std::move(x)});
+  mb.later.push(*this, Pending{gathers_again_ ? dy : dy_full, std::move(x)});
   return Async<Tensor>(std::move(dx));
 }
 
 void RowParallelLinear::weight_grad(Lane& lane, Pending pending) const {
-  ops::gemm_tn_accumulate(lane, pending.dy_full, pending.x, weight_.main_grad(), weight_.beta());
+  const Tensor dy_full = gathers_again_ ? border_.spread(lane, pending.dy).wait(lane) : pending.dy;
+  ops::gemm_tn_accumulate(lane, dy_full, pending.x, weight_.main_grad(), weight_.beta());
   weight_.ready();
 }
 

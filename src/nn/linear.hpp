@@ -37,13 +37,17 @@ class ColumnParallelLinear final : public Linear {
 // The bias belongs to the bias-dropout-add that follows: it is added once, after the sum.
 class RowParallelLinear final : public Linear {
  public:
-  RowParallelLinear(const TensorParallelBorder& border, const Param& weight)
-      : border_(border), weight_(weight) {}
+  // `weight_grads`: where the schedule runs deferred weight gradients. When that is after each linear, they
+  // use the dy that backward has gathered; when it is later they keep this rank's part of it and gather
+  // again.
+  RowParallelLinear(const TensorParallelBorder& border, const Param& weight,
+                    DrainPoint weight_grads = DrainPoint::kLinear)
+      : border_(border), weight_(weight), gathers_again_(weight_grads != DrainPoint::kLinear) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
 
   struct Pending {
-    Tensor dy_full, x;
+    Tensor dy, x;  // dy as it came, or gathered
   };
   void weight_grad(Lane& lane, Pending pending) const;
 
@@ -53,6 +57,7 @@ class RowParallelLinear final : public Linear {
   };
   const TensorParallelBorder& border_;
   const Param& weight_;
+  bool gathers_again_;
 };
 
 }  // namespace weft::nn

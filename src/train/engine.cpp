@@ -256,8 +256,8 @@ Engine::WorldSums Engine::sum_over_ranks(const LossSum& mine, bool stop) {
 }
 
 Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
-                                         std::int64_t filled, const MicrobatchSource& source) {
-  buffer_->begin_step(lane_, static_cast<int>(microbatches));
+                                         std::int64_t filled, const MicrobatchSource& source, bool reduce) {
+  buffer_->begin_step(lane_, static_cast<int>(microbatches), reduce);
   LossSum total;
   const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
   const PipelineShape shape = pipeline(microbatches, false);
@@ -370,20 +370,22 @@ std::string Engine::first_nonfinite_place(std::int64_t iteration, std::int64_t m
   return place.empty() ? "every part of the model is finite, but the sum of the losses is not" : place;
 }
 
-std::string Engine::first_nonfinite_gradient() {
+std::string Engine::first_nonfinite_gradient(const StepInput& input) {
+  const std::int64_t filled =
+      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
+  forward_backward(input.iteration, input.microbatches, filled, input.source, false);
   std::string name;
   double order = -1;
-  for (const ParamBuffer::Slot& slot : buffer_->slots()) {
-    const Tensor gradient = buffer_->owned_gradient(*slot.param, 0, slot.param->local_shape()[0]);
-    if (gradient.elems() == 0 || ops::find_nonfinite(lane_, gradient) < 0) continue;
-    name = slot.param->name();
-    order = slot.param->traits().block;
-    break;  // slots lie in the order of the backward pass
+  const auto& params = params_.all();
+  for (auto param = params.rbegin(); param != params.rend() && name.empty(); ++param) {
+    if (ops::find_nonfinite(lane_, (*param)->main_grad()) < 0) continue;
+    name = (*param)->name() + " of this rank";
+    order = (*param)->traits().block;
   }
   const int world = groups_.world().size(), rank = groups_.world().rank();
   const bool mine = speaks((order + 1) * world + (world - rank));
   if (!mine) return {};
-  return name.empty() ? "none (the sum of squares overflows)" : name;
+  return name.empty() ? "none of any rank's own (their sum, or the sum of squares, overflows)" : name;
 }
 
 std::string Engine::reason(const StepInput& input, const StepResult& result) {
@@ -391,7 +393,7 @@ std::string Engine::reason(const StepInput& input, const StepResult& result) {
     const std::string place = first_nonfinite_place(input.iteration, input.microbatches, input.source);
     return place.empty() ? "" : fmt::format("the loss is not finite; {}", place);
   }
-  const std::string name = first_nonfinite_gradient();
+  const std::string name = first_nonfinite_gradient(input);
   if (name.empty()) return {};
   return fmt::format(
       "the gradient norm is not finite although the loss is {}; in the order of the backward pass the first "

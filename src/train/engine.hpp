@@ -151,16 +151,17 @@ class Engine {
   WorldSums sum_over_ranks(const LossSum& mine, bool stop);
   // `filled`: microbatches of all ranks that hold samples.
   LossSum forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
-                           const MicrobatchSource& source);
+                           const MicrobatchSource& source, bool reduce = true);
   void finalize();
   // Looks for the first part of the model whose output is not finite, microbatch by microbatch. On the rank
   // that is to speak: "microbatch 3 first shows a NaN or infinity in layer 1"; empty on all others.
   // Collective.
   std::string first_nonfinite_place(std::int64_t iteration, std::int64_t microbatches,
                                     const MicrobatchSource& source);
-  // The first in the order of the backward pass of what this rank owns: what comes after it is spoilt by it.
-  // On the rank that is to speak; empty on all others. Collective.
-  std::string first_nonfinite_gradient();
+  // Does the step's backward pass again without its sums over ranks, to see whose gradient is not finite:
+  // "a.b of this rank", the first in the order of the backward pass (what comes after it is spoilt by it), on
+  // the rank that is to speak; empty on all others. Collective.
+  std::string first_nonfinite_gradient(const StepInput& input);
   // The largest number of the world is this rank's.
   bool speaks(double number);
   // Stops the run, or says that the step is left out, with the reason. Collective.

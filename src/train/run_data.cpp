@@ -1,5 +1,9 @@
 #include "train/run_data.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -74,6 +78,23 @@ GptDatasetOptions dataset_options(const TrainConfig& c) {
   return options;
 }
 
+// One process at a time, among those of one machine that use the same file. Where a lock cannot be had, all
+// do the work, to the same end.
+class Turn {
+ public:
+  explicit Turn(const fs::path& file) : descriptor_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor_ >= 0) ::flock(descriptor_, LOCK_EX);
+  }
+  ~Turn() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 // The tokens of a text file, kept beside it (or in --data-cache-path) under a name made of both contents.
 std::shared_ptr<const TokenSource> tokenized_text(const DataConfig& data, const Tokenizer& tokenizer) {
   const fs::path text = data.text_file;
@@ -83,6 +104,7 @@ std::shared_ptr<const TokenSource> tokenized_text(const DataConfig& data, const 
   const fs::path prefix =
       folder / fmt::format("{}.{:016x}{:016x}", text.filename().string(),
                            checksum(bytes.data(), bytes.size()), checksum(model.data(), model.size()));
+  const Turn turn(text);  // of several processes the first one tokenizes
   if (!fs::exists(prefix.string() + ".idx") || !fs::exists(prefix.string() + ".bin")) {
     const std::array<fs::path, 1> inputs{text};
     try {
