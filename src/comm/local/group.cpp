@@ -87,7 +87,8 @@ std::shared_ptr<Exchange> Group::join(Lock& lock, Queue& queue, std::size_t part
   queue.open.erase(sequence);
   exchange->stage = Stage::kRunning;
   if (worker_.joinable()) {
-    exchange->due = Clock::now() + link_time(*exchange);
+    exchange->due = std::max(Clock::now(), queue.link_free) + link_time(*exchange);
+    if (world_->options().link->queued) queue.link_free = exchange->due;
     ready_.push_back(exchange);
     lock.unlock();
     ready_changed_.notify_one();

@@ -6,6 +6,7 @@
 // its memory away only after await() or leave() has returned; both wait for a run that is under way.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -59,6 +60,7 @@ class Group {
     std::vector<int> participants;
     std::vector<std::uint64_t> next;
     std::map<std::uint64_t, std::shared_ptr<Exchange>> open;
+    std::chrono::steady_clock::time_point link_free{};  // when a queued link has done what came before
   };
 
   Queue& message_queue(int sender, int receiver);

@@ -15,7 +15,11 @@ namespace weft {
 // its last rank has joined it, whatever the ranks do meanwhile.
 struct LinkModel {
   std::chrono::nanoseconds latency{0};
-  double bytes_per_second = 0;
+  double bytes_per_second = 0;  // 0: without end
+  // An operation starts when the one before it is done, as on a stream: of the group's collectives, or of the
+  // messages from the same sender to the same receiver. False: operations ride beside each other, so that
+  // many at once take no longer than the largest.
+  bool queued = false;
 };
 
 struct LocalOptions {

@@ -1,29 +1,22 @@
-// How much of tensor-parallel communication the overlapped linears hide: two thread ranks of one thread each,
-// a pretended link of 100 us and 1 GB/s, products that take about 1.5 times as long as the communication.
-//   hidden = 1 - (T_on - T_without) / (T_off - T_without)
-// T_on overlapped, T_off plain, T_without with collectives that move nothing; medians of runs in turn.
-//
-// It needs three idle cores: the pretended link's copies are made by a third thread, which otherwise takes
-// its time from the ranks. The link does not queue: two operations that are open at once do not slow each
-// other.
-//
-//   overlap_bench [chunks...]
+// Tensor-parallel linears in chunks (--tp-comm-overlap) beside plain ones, on two ranks; the width inside is
+// found at which the products take 1.5 times as long as the communication. T_none: collectives that move
+// nothing. What cannot be hidden is one chunk's communication, the first or the last: 1 of n.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
-#include "comm/local/launcher.hpp"
 #include "nn/linear.hpp"
 #include "nn/overlapped_linear.hpp"
 #include "ops/elementwise.hpp"
+#include "overlap.hpp"
 
-namespace weft {
+namespace weft::overlap {
 namespace {
+
+constexpr int kRanks = 2;
+constexpr double kRatio = 1.5;
 
 // A rank of `size` whose collectives are over when they start, and move nothing.
 class SilentCommunicator final : public Communicator {
@@ -66,37 +59,28 @@ const char* name_of(Pass pass) {
 struct OverlapSetup {
   Pass pass = Pass::kColumnForward;
   bool sequence_parallel = true;
-  std::int64_t s = 2048, b = 1, h = 1024;  // global, outside
+  std::int64_t s = 4096, b = 1, h = 1024;  // global, outside
   std::int64_t width = 128;                // of this rank, inside
   int chunks = 4;
+  int threads = 1;
   int repeats = 3;  // of the pass in one sample
-  int samples = 7;  // of each form, in turn; their median counts
-  LinkModel link{std::chrono::microseconds(100), 1e9};
 };
-
-struct OverlapTimes {
-  double on = 0, off = 0, none = 0;  // seconds of one pass: overlapped, plain, without communication
-  // Of the time that communication adds to the plain form, the part that overlap takes away.
-  double hidden() const { return 1 - (on - none) / (off - none); }
-};
-
-enum class Form { kOverlapped, kPlain, kSilent };
 
 // Seconds of one pass.
-double sample(const OverlapSetup& setup, Form form) {
+double seconds_of(const OverlapSetup& setup, Form form) {
   double seconds = 0;
-  run_local_ranks({.ranks = 2, .link = setup.link}, [&](Communicator& world) {
+  run_local_ranks({.ranks = kRanks, .link = link()}, [&](Communicator& world) {
     using Clock = std::chrono::steady_clock;
     const auto arena = Arena::host(std::size_t{1} << 30);
-    Workers workers(1);
+    Workers workers(setup.threads);
     Lane lane{*arena, workers, {}};
-    SilentCommunicator silent(world.rank(), 2);
-    Communicator& tp = form == Form::kSilent ? static_cast<Communicator&>(silent) : world;
+    SilentCommunicator silent(world.rank(), kRanks);
+    Communicator& tp = form == Form::kNone ? static_cast<Communicator&>(silent) : world;
     const nn::ReplicatedBorder replicated(tp);
     const nn::SequenceParallelBorder cut(tp);
     const nn::ChunkedReplicatedBorder chunked_replicated(replicated, setup.chunks);
     const nn::ChunkedSequenceParallelBorder chunked_cut(cut, setup.chunks);
-    const bool sp = setup.sequence_parallel, overlapped = form == Form::kOverlapped;
+    const bool sp = setup.sequence_parallel, overlapped = form == Form::kOn;
     const nn::TensorParallelBorder& border =
         sp ? static_cast<const nn::TensorParallelBorder&>(cut) : replicated;
     const nn::ChunkedBorder& chunked =
@@ -109,7 +93,7 @@ double sample(const OverlapSetup& setup, Form form) {
       ops::fill(lane, x, 0.5);
       return x;
     };
-    Param w("w", weight, {{"w", weight, -1, 0, weight[0], 0, {}}}, true);
+    Param w("w", weight, {{"w", weight, -1, 0, weight[0], 0, {}}}, {.decay = true});
     w.bind(tensor(weight), tensor(weight), nullptr);
     std::unique_ptr<nn::Linear> linear;
     if (row && overlapped) {
@@ -121,7 +105,7 @@ double sample(const OverlapSetup& setup, Form form) {
     } else {
       linear = std::make_unique<nn::ColumnParallelLinear>(border, w, nullptr);
     }
-    const Tensor outside = tensor({sp ? setup.s / 2 : setup.s, setup.b, setup.h});
+    const Tensor outside = tensor({sp ? setup.s / kRanks : setup.s, setup.b, setup.h});
     const Tensor inside = tensor({setup.s, setup.b, setup.width});
     const bool backward = setup.pass == Pass::kColumnBackward || setup.pass == Pass::kRowBackward;
     double spent = 0;
@@ -144,41 +128,33 @@ double sample(const OverlapSetup& setup, Form form) {
   return seconds;
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
-// The forms run in turn, so that what else the machine does meets all of them alike.
-OverlapTimes measure_overlap(const OverlapSetup& setup) {
-  std::vector<double> on, off, none;
-  for (int i = 0; i < setup.samples; ++i) {
-    on.push_back(sample(setup, Form::kOverlapped));
-    off.push_back(sample(setup, Form::kPlain));
-    none.push_back(sample(setup, Form::kSilent));
-  }
-  return {median(on), median(off), median(none)};
-}
-
-// The width at which the products take `ratio` times as long as the communication, on this machine.
-std::int64_t width_for(OverlapSetup setup, double ratio) {
+// The width at which the products take kRatio times as long as the communication, on this machine.
+std::int64_t width_for_ratio(OverlapSetup setup) {
   setup.width = 256;
-  setup.samples = 3;
-  const OverlapTimes times = measure_overlap(setup);
-  const double width = 256 * ratio * std::max(times.off - times.none, 1e-6) / times.none;
+  const Times times = take_turns(3, [&](Form form) { return seconds_of(setup, form); });
+  const double width = 256 * kRatio * std::max(times.off - times.none, 1e-6) / times.none;
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(width) / 16 * 16, 16, 4096);
 }
 
-}  // namespace
-}  // namespace weft
+// Bytes that a rank sends in a pass.
+double bytes_of_pass(const OverlapSetup& setup) {
+  const auto whole = static_cast<double>(setup.s * setup.b * setup.h) * 4;
+  return setup.sequence_parallel ? whole * (kRanks - 1) / kRanks : whole * 2 * (kRanks - 1) / kRanks;
+}
 
-int main(int argc, char** argv) {
-  using namespace weft;
-  std::vector<int> chunks;
-  for (int i = 1; i < argc; ++i) chunks.push_back(std::max(std::atoi(argv[i]), 1));
-  if (chunks.empty()) chunks = {2, 4, 8};
-  fmt::print("{:<26}{:>7}{:>7}{:>10}{:>10}{:>16}{:>8}\n", "", "width", "chunks", "T_on ms", "T_off ms",
-             "T_without_comm", "hidden");
+// Products and messages in turn, one of them a chunk ahead of the other.
+double bound(const OverlapSetup& setup, double products) {
+  const LinkModel model = link();
+  const double latency = std::chrono::duration<double>(model.latency).count();
+  const double bytes = bytes_of_pass(setup) / model.bytes_per_second, n = setup.chunks;
+  const double message = latency + bytes / n;
+  const double on = message + (n - 1) * std::max(message, products / n) + products / n;
+  return 1 - (on - products) / (latency + bytes);
+}
+
+}  // namespace
+
+void measure_tensor_parallel(const Settings& settings) {
   for (const bool sequence_parallel : {true, false}) {
     for (const Pass pass :
          {Pass::kColumnForward, Pass::kColumnBackward, Pass::kRowForward, Pass::kRowBackward}) {
@@ -187,15 +163,23 @@ int main(int argc, char** argv) {
       OverlapSetup setup;
       setup.pass = pass;
       setup.sequence_parallel = sequence_parallel;
-      setup.width = width_for(setup, 1.5);
-      for (const int n : chunks) {
-        setup.chunks = n;
-        const OverlapTimes t = measure_overlap(setup);
-        fmt::print("{:<26}{:>7}{:>7}{:>10.2f}{:>10.2f}{:>16.2f}{:>7.0f}%\n",
-                   fmt::format("{}{}", name_of(pass), sequence_parallel ? "" : ", replicated"), setup.width,
-                   n, t.on * 1e3, t.off * 1e3, t.none * 1e3, t.hidden() * 100);
-        std::fflush(stdout);
+      setup.threads = settings.threads;
+      if (settings.quick) setup.s = 512, setup.h = 256, setup.repeats = 1;
+      setup.width = width_for_ratio(setup);
+      for (const int chunks : {4, 16, 32}) {  // the engine's, and what a large message allows
+        if (settings.quick && chunks > 4) continue;
+        setup.chunks = chunks;
+        const Times times = take_turns(settings.rounds, [&](Form form) { return seconds_of(setup, form); });
+        print({.what = fmt::format("linear, {}{}, {} chunks", name_of(pass),
+                                   sequence_parallel ? "" : ", replicated", chunks),
+               .ranks = kRanks,
+               .times = times,
+               .compute = times.none,
+               .communication = times.off - times.none,
+               .bound = bound(setup, times.none)});
       }
     }
   }
 }
+
+}  // namespace weft::overlap
