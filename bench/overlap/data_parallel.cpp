@@ -26,7 +26,7 @@ EngineRun run_of(const Part& part, const Settings& settings, std::int64_t sequen
   run.threads = settings.threads;
   run.steps = settings.quick ? 1 : 3;
   EngineOptions& o = run.options;
-  o.model = settings.quick ? small_llama(8, 64) : small_llama(32, 256);
+  o.model = settings.quick ? small_llama(8, 64) : small_llama(24, 256);
   ParallelConfig parallel;
   parallel.ranks = kRanks;
   o.layout = layout_of(parallel, o.model);

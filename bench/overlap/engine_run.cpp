@@ -75,7 +75,8 @@ EngineTimes run_engine(const EngineRun& run) {
         ObservedCommunicator world(local, traffic, false);
         const Groups groups(world, options.layout);
         const auto stage = static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp));
-        const auto arena = Arena::host(plans[stage].arena);
+        // With room for the holes that many microbatches leave.
+        const auto arena = Arena::host(2 * plans[stage].arena);
         Workers workers(run.threads);
         Lane lane{*arena, workers, {}};
         Engine engine(lane, groups, options);

@@ -57,7 +57,7 @@ double simulated(const PipelineShape& shape, double message, bool overlap) {
 void measure(const PipelineShape& shape, const Settings& settings) {
   EngineRun run;
   run.threads = settings.threads;
-  run.steps = settings.quick ? 1 : 2;
+  run.steps = 1;
   run.microbatches = shape.microbatches;
   EngineOptions& o = run.options;
   o.model = settings.quick ? small_llama(shape.stages(), 64) : small_llama(shape.stages(), 256);

@@ -166,7 +166,7 @@ void measure_tensor_parallel(const Settings& settings) {
       setup.threads = settings.threads;
       if (settings.quick) setup.s = 512, setup.h = 256, setup.repeats = 1;
       setup.width = width_for_ratio(setup);
-      for (const int chunks : {4, 16, 32}) {  // the engine's, and what a large message allows
+      for (const int chunks : {4, 32}) {  // the engine's, and what a large message allows
         if (settings.quick && chunks > 4) continue;
         setup.chunks = chunks;
         const Times times = take_turns(settings.rounds, [&](Form form) { return seconds_of(setup, form); });
