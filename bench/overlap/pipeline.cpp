@@ -110,7 +110,7 @@ void measure_pipeline(const Settings& settings) {
       const bool interleaved = schedule == PipelineSchedule::kInterleaved;
       PipelineShape shape{.schedule = schedule, .ranks = ranks, .chunks = interleaved ? 2 : 1};
       // Filling and draining the pipeline cannot be hidden: many microbatches make it small.
-      shape.microbatches = settings.quick ? 8 : interleaved ? 16 * ranks : 32;
+      shape.microbatches = settings.quick ? 8 : interleaved ? 24 * ranks : 32;
       measure(shape, settings);
     }
   }
