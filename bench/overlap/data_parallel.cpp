@@ -103,7 +103,9 @@ std::int64_t sequence_for_ratio(const Part& part, const Settings& settings) {
     const double ratio = cost.compute / cost.communication;
     if (std::abs(ratio / kRatio - 1) < 0.05) break;
     const auto next = static_cast<std::int64_t>(static_cast<double>(sequence) * kRatio / ratio);
-    sequence = std::clamp<std::int64_t>((next + 4) / 8 * 8, 16, 2048);
+    // By a factor of 3 at most: one measurement may be far out.
+    sequence = std::clamp<std::int64_t>((next + 4) / 8 * 8, std::max<std::int64_t>(sequence / 24 * 8, 16),
+                                        std::min<std::int64_t>(3 * sequence, 1024));
   }
   return sequence;
 }
