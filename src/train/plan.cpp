@@ -28,15 +28,12 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   return plan;
 }
 
-// The number of microbatches that behaves, for the arena, as `microbatches` do: enough to fill the pipeline
-// and to reach its steady state. GPipe keeps all of them.
+// The number of microbatches that behaves, for the arena, as these do. On one rank each leaves the arena as
+// it found it. In a pipeline their lives overlap, holes come up in new places, and the peak may still grow
+// after hundreds of microbatches: all of them count.
 std::int64_t enough_microbatches(const PipelineShape& pipeline, std::int64_t microbatches) {
-  if (pipeline.ranks == 1) return std::min<std::int64_t>(microbatches, 2);
-  if (pipeline.schedule == PipelineSchedule::kGpipe) return microbatches;
-  // What is left over modulo the group size stays: the order of the interleaved schedule depends on it.
-  const std::int64_t group = pipeline.group > 0 ? pipeline.group : pipeline.ranks;
-  const std::int64_t most = group * (3 * pipeline.chunks + 3);
-  return microbatches <= most ? microbatches : most + microbatches % group;
+  const bool one_by_one = pipeline.stages() == 1 && pipeline.schedule != PipelineSchedule::kGpipe;
+  return one_by_one ? std::min<std::int64_t>(microbatches, 2) : microbatches;
 }
 
 // Builds the engine of one rank of each stage on meta memory and lets `body` use it.
@@ -67,10 +64,10 @@ std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t
     const MicrobatchSource none;
     const std::int64_t few = enough_microbatches(options.layout.pipeline, microbatches);
     engine.train_step({.microbatches = few, .source = none});
-    if (options.layout.pipeline.ranks > 1 || options.overlap_param_gather) {
+    if (options.overlap_param_gather) {
       engine.train_step({.microbatches = few, .source = none});  // begins while weights are gathered
     }
-    if (evaluation) engine.evaluate(std::min<std::int64_t>(few, 2 * options.layout.pipeline.ranks), none);
+    if (evaluation) engine.evaluate(2 * options.layout.pipeline.ranks, none);
   });
 }
 

@@ -18,7 +18,7 @@ struct MemoryPlan {
 };
 
 // By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many
-// microbatches (many more than the pipeline is deep behave as a few), and an evaluation when asked for.
+// microbatches, and an evaluation when asked for.
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads);
 // A scoring run: logits, and gradients when asked for.
