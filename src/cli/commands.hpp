@@ -12,6 +12,7 @@ int run_convert_command(Args args);
 int run_tokenizer(Args args);
 int run_data(Args args);
 int run_checkpoint(Args args);
+int run_plan(Args args);
 int run_schedule(Args args);
 int run_doctor(Args args);
 

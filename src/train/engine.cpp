@@ -263,6 +263,7 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
   const PipelineShape shape = pipeline(microbatches, false);
   const DrainPoint drain = drain_point();
   activation_bytes_ = 0;
+  chunk_activation_bytes_.assign(models_.size(), 0);
   std::size_t before = 0;
   std::vector<TrainingStage> stages;
   for (std::size_t chunk = 0; chunk < models_.size(); ++chunk) {
@@ -281,8 +282,9 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
       before = lane_.arena.in_use();
       return mb;
     };
-    const auto forwarded = [&](int m, const Microbatch& mb) {
+    const auto forwarded = [&, chunk](int m, const Microbatch& mb) {
       if (m == 0) activation_bytes_ += lane_.arena.in_use() - before;
+      if (m == 0) chunk_activation_bytes_[chunk] = lane_.arena.in_use() - before;
       if (!mb.losses.defined()) return;
       ops::sum(lane_, mb.losses, sum);
       if (!lane_.meta()) total.sum += *sum.data<double>();

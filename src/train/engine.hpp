@@ -116,6 +116,8 @@ class Engine {
   const ModelSpec& spec() const { return spec_; }
   // Bytes of saved activations of one microbatch, seen after the latest forward pass.
   std::size_t activation_bytes() const { return activation_bytes_; }
+  // The same by chunk of this rank.
+  const std::vector<std::size_t>& chunk_activation_bytes() const { return chunk_activation_bytes_; }
 
  private:
   // Stands between the model, which is built first, and the buffer of its parameters.
@@ -183,6 +185,7 @@ class Engine {
   Batch host_;
   bool skipped_before_ = false;  // the step before this one was left out
   std::size_t activation_bytes_ = 0;
+  std::vector<std::size_t> chunk_activation_bytes_;
 };
 
 }  // namespace weft

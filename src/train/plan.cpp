@@ -24,60 +24,124 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   }
   plan.tables = resident - std::min(resident, plan.weights + plan.gradients + plan.optimizer);
   plan.activations = engine.activation_bytes();
+  plan.chunk_activations = engine.chunk_activation_bytes();
   plan.arena = arena.high_water();
   return plan;
-}
-
-// The number of microbatches that behaves, for the arena, as these do. On one rank each leaves the arena as
-// it found it. In a pipeline their lives overlap, holes come up in new places, and the peak may still grow
-// after hundreds of microbatches: all of them count.
-std::int64_t enough_microbatches(const PipelineShape& pipeline, std::int64_t microbatches) {
-  const bool one_by_one = pipeline.stages() == 1 && pipeline.schedule != PipelineSchedule::kGpipe;
-  return one_by_one ? std::min<std::int64_t>(microbatches, 2) : microbatches;
 }
 
 // Builds the engine of one rank of each stage on meta memory and lets `body` use it.
 template <class Body>
 std::vector<MemoryPlan> plan_stages(const EngineOptions& options, int threads, const Body& body) {
   std::vector<MemoryPlan> plans;
-  for (int pp = 0; pp < options.layout.mesh.pp; ++pp) {
-    const Mesh first(options.layout.mesh, 0);
-    const Groups groups =
-        Groups::planned(options.layout, first.group({Axis::kPp})[static_cast<std::size_t>(pp)]);
+  Workers workers(threads);
+  for (const int rank : Mesh(options.layout.mesh, 0).group({Axis::kPp})) {
+    const Groups groups = Groups::planned(options.layout, rank);
     const std::unique_ptr<Arena> arena = Arena::meta();
-    Workers workers(threads);
     Lane lane{*arena, workers, {}};
     Engine engine(lane, groups, options);
     const std::size_t resident = arena->in_use();
-    body(engine);
+    body(engine, groups);
     plans.push_back(describe(engine, *arena, resident));
     engine.flush();
   }
   return plans;
 }
 
+// What a step of `microbatches` sends.
+Traffic traffic_of_step(Engine& engine, const Groups& groups, std::int64_t microbatches) {
+  const Traffic before = bytes_sent(groups);
+  const MicrobatchSource none;
+  engine.train_step({.microbatches = microbatches, .source = none});
+  Traffic sent = bytes_sent(groups);
+  for (auto& [name, bytes] : sent) bytes -= before.at(name);
+  return sent;
+}
+
+// The microbatches that a plan plays, of those of a pass. In a pipeline their lives overlap, holes come up in
+// new places, and the peak may still grow after hundreds of them: all are played. Where each is done with
+// before the next one begins, the arena is then as it was.
+std::int64_t played(const PipelineShape& pipeline, std::int64_t microbatches) {
+  const bool one_by_one = pipeline.stages() == 1 && pipeline.schedule != PipelineSchedule::kGpipe;
+  return one_by_one ? std::min<std::int64_t>(microbatches, 2) : microbatches;
+}
+
+// Takes every kind of step of a run, and evaluates; what a step sends.
+Traffic rehearse(Engine& engine, const Groups& groups, std::int64_t microbatches, bool evaluation) {
+  const EngineOptions& options = engine.options();
+  const PipelineShape& pipeline = options.layout.pipeline;
+  const std::int64_t count = played(pipeline, microbatches);
+  Traffic traffic = traffic_of_step(engine, groups, count);
+  // The next one begins while weights are gathered.
+  if (options.overlap_param_gather) traffic_of_step(engine, groups, count);
+  const MicrobatchSource none;
+  // Until its oldest message has to be gone before the next one is made; a step needs more.
+  if (evaluation) engine.evaluate(sends_in_flight(pipeline) + 2, none);
+  if (count == microbatches) return traffic;
+  // Beside what a step sends once, every microbatch sends the same.
+  const Traffic fewer = traffic_of_step(engine, groups, count - 1);
+  for (auto& [name, bytes] : traffic) {
+    bytes += static_cast<std::uint64_t>(microbatches - count) * (bytes - fewer.at(name));
+  }
+  return traffic;
+}
+
 }  // namespace
+
+Traffic bytes_sent(const Groups& groups) {
+  Traffic sent{{"tp", groups.tp().bytes_sent()},
+               {"dp", groups.dp().bytes_sent()},
+               {"pp activations", 0},
+               {"pp gradients", 0},
+               {"embedding", groups.embedding() != nullptr ? groups.embedding()->bytes_sent() : 0},
+               {"kv_replicas", groups.kv_replicas() != nullptr ? groups.kv_replicas()->bytes_sent() : 0},
+               {"model", groups.model().bytes_sent()},
+               {"world", groups.world().bytes_sent()}};
+  const std::vector<Communicator*> channels = groups.channels();
+  for (std::size_t i = 0; i < channels.size(); ++i) {
+    if (channels[i] == nullptr) continue;
+    const bool gradient = static_cast<int>(i) == channel_of(static_cast<int>(i / 2), true);
+    sent[gradient ? "pp gradients" : "pp activations"] += channels[i]->bytes_sent();
+  }
+  return sent;
+}
+
+std::uint64_t total(const Traffic& traffic) {
+  std::uint64_t sum = 0;
+  for (const auto& [name, bytes] : traffic) sum += bytes;
+  return sum;
+}
+
+std::vector<StepPlan> plan_step(const EngineOptions& options, std::int64_t microbatches, bool evaluation,
+                                int threads) {
+  std::vector<Traffic> traffic;
+  const std::vector<MemoryPlan> memory =
+      plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
+        traffic.push_back(rehearse(engine, groups, microbatches, evaluation));
+      });
+  std::vector<StepPlan> plans;
+  for (std::size_t pp = 0; pp < memory.size(); ++pp) plans.push_back({memory[pp], std::move(traffic[pp])});
+  return plans;
+}
 
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads) {
-  return plan_stages(options, threads, [&](Engine& engine) {
-    const MicrobatchSource none;
-    const std::int64_t few = enough_microbatches(options.layout.pipeline, microbatches);
-    engine.train_step({.microbatches = few, .source = none});
-    if (options.overlap_param_gather) {
-      engine.train_step({.microbatches = few, .source = none});  // begins while weights are gathered
-    }
-    if (evaluation) engine.evaluate(2 * options.layout.pipeline.ranks, none);
-  });
+  std::vector<MemoryPlan> plans;
+  for (StepPlan& plan : plan_step(options, microbatches, evaluation, threads)) {
+    plans.push_back(std::move(plan.memory));
+  }
+  return plans;
 }
 
-std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, bool gradients, int threads) {
-  return plan_stages(options, threads, [&](Engine& engine) {
+std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t microbatches, bool gradients,
+                                     int threads) {
+  return plan_stages(options, threads, [&](Engine& engine, const Groups&) {
     const MicrobatchSource none;
     engine.logits({});
-    engine.evaluate(2 * options.layout.pipeline.ranks, none);
-    if (!gradients) return;
-    engine.gradients(2 * options.layout.pipeline.stages(), none);
+    if (!gradients) {
+      engine.evaluate(played(options.layout.pipeline, microbatches), none);
+      return;
+    }
+    engine.gradients(played(options.layout.pipeline, microbatches), none);
     engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
   });
 }

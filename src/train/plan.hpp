@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,17 +13,34 @@ namespace weft {
 struct MemoryPlan {
   std::size_t weights = 0, gradients = 0, optimizer = 0;  // flat buffers
   std::size_t activations = 0;                            // saved by the forward pass of one microbatch
+  std::vector<std::size_t> chunk_activations;             // the same by chunk of this rank
   std::size_t tables = 0;       // rotary tables and other memory that lives as long as the run
   std::size_t arena = 0;        // what the rank's arena must hold: the peak of a step and of an evaluation
   std::int64_t parameters = 0;  // on this rank
+};
+
+// Bytes that a rank has sent, by what carries them: "tp", "dp", "pp activations", "pp gradients",
+// "embedding", "kv_replicas", and of a few numbers a step "model" and "world". Counted as
+// Communicator::bytes_sent() counts.
+using Traffic = std::map<std::string, std::uint64_t>;
+Traffic bytes_sent(const Groups& groups);
+std::uint64_t total(const Traffic& traffic);
+
+struct StepPlan {
+  MemoryPlan memory;
+  Traffic traffic;  // of one training step
 };
 
 // By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many
 // microbatches, and an evaluation when asked for.
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads);
-// A scoring run: logits, and gradients when asked for.
-std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, bool gradients, int threads);
+// The same with what a step sends.
+std::vector<StepPlan> plan_step(const EngineOptions& options, std::int64_t microbatches, bool evaluation,
+                                int threads);
+// A scoring run of this many microbatches: logits, and gradients when asked for.
+std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t microbatches, bool gradients,
+                                     int threads);
 
 // A ConfigError that says the plan where that of all `ranks`, and `beside` bytes more, is beyond the memory
 // of this machine: the system would end the process without a word.

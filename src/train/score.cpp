@@ -147,19 +147,16 @@ ScoreResult run_score(const ScoreOptions& given) {
 
   engine.layout = layout_of(run);
   engine.sequence_parallel = options.parallel.sequence_parallel && tp_size > 1;
-  Score score{options,
-              rows,
-              engine,
-              plan_scoring(engine, options.grads, threads_per_rank(0, launch.ranks_on_machine())),
-              launch.ranks_on_machine(),
-              {.global_batch = rows.samples(),
-               .micro_batch = options.micro_batch_size,
-               .dp_size = engine.layout.mesh.dp},
-              host_zeros({rows.samples(), rows.sequence_length(), engine.model.vocab_size}),
-              {},
-              {}};
+  const int here = launch.ranks_on_machine();
+  const BatchShape shape{.global_batch = rows.samples(),
+                         .micro_batch = options.micro_batch_size,
+                         .dp_size = engine.layout.mesh.dp};
+  std::vector<MemoryPlan> plans =
+      plan_scoring(engine, shape.microbatches(), options.grads, threads_per_rank(0, here));
+  const Shape logits{rows.samples(), rows.sequence_length(), engine.model.vocab_size};
+  Score score{options, rows, engine, std::move(plans), here, shape, host_zeros(logits), {}, {}};
   if (launch.first()) log_info("{}", to_string(score.plans));
-  check_memory(score.plans, launch.ranks_on_machine());
+  check_memory(score.plans, here);
   launch.run({}, [&](Communicator& group) { score_rank(score, group); });
   score.result.reports = launch.first();
   if (launch.first()) write_result(score);

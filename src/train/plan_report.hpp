@@ -1,0 +1,47 @@
+// What weft plan prints: memory, messages and bubble of a run on any number of ranks, from its options alone.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/config.hpp"
+#include "train/plan.hpp"
+
+namespace weft {
+
+// One pipeline rank; the tensor- and data-parallel ranks of its stages need and send the same.
+struct RankPlan {
+  std::vector<StageRange> stages;  // of its chunks, in order
+  MemoryPlan memory;
+  // Most chunks x microbatches between forward and backward, and the activations saved for them, in bytes.
+  int in_flight = 0;
+  std::int64_t saved_activations = 0;
+  Traffic traffic;  // that a rank of these stages sends in a step
+};
+
+struct RunPlan {
+  Layout layout;                // with the number of microbatches
+  std::int64_t parameters = 0;  // of the whole model
+  std::vector<RankPlan> ranks;  // by pipeline rank
+  // Idle time of a step over the busy time of a rank, with chunks that all take the same time for forward,
+  // input gradient and weight gradient, and messages that take none.
+  double bubble = 0;
+
+  // Over all ranks.
+  std::size_t memory() const;
+  std::uint64_t traffic() const;
+  const RankPlan& largest() const;  // the rank that needs the most memory
+};
+
+// `config` is resolved and has no problems.
+RunPlan plan_of_run(const TrainConfig& config);
+
+// Tables for people, in MiB and MB; JSON in bytes.
+std::string to_string(const RunPlan& plan);
+std::string to_json(const RunPlan& plan);
+
+// Time lost of a step as RunPlan::bubble counts it. Steps of many microbatches are not played through: past
+// the steady state each round of microbatches takes the same time.
+double bubble_of(const PipelineShape& shape);
+
+}  // namespace weft
