@@ -28,7 +28,9 @@ std::uint64_t total(const Traffic& traffic);
 
 struct StepPlan {
   MemoryPlan memory;
-  Traffic traffic;  // of one training step
+  // Of one training step, on the first data-parallel rank. With the distributed optimizer the others add up
+  // other slices of the gradients that tensor-parallel ranks, or the ends of the pipeline, both have.
+  Traffic traffic;
 };
 
 // By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many

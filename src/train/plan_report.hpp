@@ -9,7 +9,8 @@
 
 namespace weft {
 
-// One pipeline rank; the tensor- and data-parallel ranks of its stages need and send the same.
+// One pipeline rank: the tensor- and data-parallel ranks of its stages need the same, and send the same but
+// for what StepPlan says.
 struct RankPlan {
   std::vector<StageRange> stages;  // of its chunks, in order
   MemoryPlan memory;

@@ -1,0 +1,233 @@
+// The plan against runs, to the byte: what every rank's arena comes to hold and what every rank sends.
+#include "train/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "comm/local/launcher.hpp"
+#include "layout_run.hpp"
+#include "pipeline/simulate.hpp"
+#include "support/rank.hpp"
+#include "train/plan_report.hpp"
+
+namespace weft {
+namespace {
+
+using testing::LayoutCase;
+using Schedule = ParallelConfig::Schedule;
+using Kind = RecomputeSpec::Kind;
+
+constexpr std::int64_t kSequence = 16, kVocabulary = 83;
+
+struct PlanCase {
+  LayoutCase layout;
+  std::int64_t microbatches = 4;
+  std::string name() const { return layout.name() + " microbatches" + std::to_string(microbatches); }
+};
+
+void PrintTo(const PlanCase& c, std::ostream* out) {
+  *out << c.name();
+}
+
+ModelConfig model_of(const LayoutCase& layout) {
+  ModelConfig c;
+  c.num_layers = layout.layers;
+  c.hidden_size = 48;
+  c.num_attention_heads = 12;
+  c.ffn_hidden_size = 96;
+  c.vocab_size = kVocabulary;
+  c.max_position_embeddings = kSequence;
+  c.make_vocab_size_divisible_by = 4;
+  if (layout.model == "llama") {
+    c.num_query_groups = layout.groups;
+    c.position_embedding = PositionEmbedding::kRope;
+    c.normalization = Normalization::kRmsNorm;
+    c.gated = true;
+    c.activation = ops::Activation::kSilu;
+    c.add_bias_linear = false;
+    c.tied = false;
+    c.hidden_dropout = c.attention_dropout = 0;
+  }
+  return resolved(c);
+}
+
+EngineOptions options_of(const LayoutCase& layout) {
+  ParallelConfig parallel;
+  parallel.ranks = layout.ranks();
+  parallel.tensor_model_parallel_size = layout.tp;
+  parallel.pipeline_model_parallel_size = layout.pp;
+  parallel.pipeline_schedule = layout.schedule;
+  parallel.num_virtual_stages_per_pipeline_rank = layout.chunks;
+  parallel.pipeline_model_parallel_layout = layout.stages;
+  EngineOptions options;
+  options.model = model_of(layout);
+  options.dtype = layout.dtype;
+  options.micro_batch = 2;
+  options.sequence_length = kSequence;
+  options.layout = layout_of(parallel, options.model);
+  options.sequence_parallel = layout.sequence_parallel;
+  options.tensor_parallel_chunks = layout.tensor_parallel_chunks;
+  options.recompute = layout.recompute;
+  options.distributed_optimizer = layout.distributed;
+  options.overlap_grad_reduce = options.overlap_param_gather = options.overlap_p2p = layout.overlap;
+  options.bucket_elems = layout.bucket > 0 ? layout.bucket : 5000;
+  return options;
+}
+
+// Random tokens; targets too.
+void fill(std::int64_t seed, Batch& out) {
+  out = Batch{};
+  out.rows = 2;
+  out.sequence_length = kSequence;
+  for (const double v : testing::random_values(static_cast<std::uint64_t>(seed), 2 * kSequence)) {
+    out.tokens.push_back(static_cast<std::int32_t>((v + 1) / 2 * (kVocabulary - 1)));
+  }
+  out.labels = out.tokens;
+  out.sample_ids = {2 * seed, 2 * seed + 1};
+  out.target_tokens = 2 * kSequence;
+}
+
+// What one rank of a run has come to.
+struct Measured {
+  std::size_t high_water = 0;
+  std::vector<Traffic> steps;
+};
+
+// Steps, an evaluation and another step on thread ranks; by rank.
+std::vector<Measured> run(const EngineOptions& options, std::int64_t microbatches) {
+  std::vector<Measured> all(static_cast<std::size_t>(options.layout.world()));
+  run_local_ranks(
+      {.ranks = options.layout.world(), .timeout = std::chrono::seconds(60)}, [&](Communicator& world) {
+        testing::TestRank rank(std::size_t{1} << 26);
+        const Groups groups(world, options.layout);
+        Engine engine(rank.lane(), groups, options);
+        engine.initialize();
+        const MicrobatchSource source = [](std::int64_t i, Batch& out) { fill(i, out); };
+        Measured& mine = all[static_cast<std::size_t>(world.rank())];
+        for (std::int64_t step = 1; step <= 4; ++step) {
+          const Traffic before = bytes_sent(groups);
+          engine.train_step({.iteration = step, .microbatches = microbatches, .source = source, .lr = 1e-3});
+          Traffic sent = bytes_sent(groups);
+          for (auto& [name, bytes] : sent) bytes -= before.at(name);
+          mine.steps.push_back(sent);
+          if (step == 3) engine.evaluate(2 * microbatches + 3, source);
+        }
+        engine.flush();
+        mine.high_water = rank.lane().arena.high_water();
+      });
+  return all;
+}
+
+class PlanOfLayout : public ::testing::TestWithParam<PlanCase> {};
+
+TEST_P(PlanOfLayout, IsWhatEveryRankNeedsAndSends) {
+  const EngineOptions options = options_of(GetParam().layout);
+  const std::vector<StepPlan> plans = plan_step(options, GetParam().microbatches, true, 1);
+  const std::vector<Measured> measured = run(options, GetParam().microbatches);
+  for (std::size_t rank = 0; rank < measured.size(); ++rank) {
+    const Mesh mesh(options.layout.mesh, static_cast<int>(rank));
+    const StepPlan& plan = plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))];
+    EXPECT_EQ(measured[rank].high_water, plan.memory.arena)
+        << GetParam().name() << ": " << mesh.describe(static_cast<int>(rank));
+    Traffic expected = plan.traffic;
+    for (const Traffic& step : measured[rank].steps) {
+      if (options.distributed_optimizer && mesh.coordinate(Axis::kDp) > 0) {
+        // Gradients of parameters that several ranks hold: other data-parallel ranks own other slices.
+        for (const char* name : {"tp", "embedding", "kv_replicas"}) expected[name] = step.at(name);
+      }
+      EXPECT_EQ(step, expected) << GetParam().name() << ": " << mesh.describe(static_cast<int>(rank));
+    }
+  }
+}
+
+std::vector<PlanCase> cases() {
+  const LayoutCase zero1{.model = "llama", .dp = 2, .distributed = true};
+  return {
+      {{.model = "gpt2"}, 5},
+      {{.model = "llama", .schedule = Schedule::kGpipe}, 5},
+      {{.model = "gpt2", .tp = 2, .dp = 2}, 3},
+      {{.model = "llama", .tp = 4, .sequence_parallel = true, .dtype = DType::kBF16, .groups = 2}, 3},
+      {{.model = "llama", .tp = 2, .sequence_parallel = true, .tensor_parallel_chunks = 3}, 2},
+      {zero1, 3},
+      {{.model = "gpt2", .dp = 3, .distributed = true, .overlap = false, .dtype = DType::kBF16}, 2},
+      {{.model = "llama", .pp = 4, .dtype = DType::kBF16}, 9},
+      {{.model = "gpt2", .pp = 2, .schedule = Schedule::kGpipe}, 17},
+      {{.model = "gpt2", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2}, 10},
+      {{.model = "llama", .pp = 3, .schedule = Schedule::kInterleaved, .chunks = 2, .layers = 6}, 6},
+      // Beyond the fill and several rounds of steady state its peak still grows.
+      {{.model = "llama", .pp = 4, .schedule = Schedule::kZbH1}, 40},
+      {{.model = "gpt2", .pp = 2, .dp = 2, .schedule = Schedule::kZbV, .chunks = 2}, 7},
+      {{.model = "gpt2", .pp = 3, .stages = "Et|ttt|L"}, 5},
+      {{.model = "llama", .pp = 2, .recompute = {.kind = Kind::kUniform, .layers = 2}}, 4},
+      {{.model = "gpt2", .tp = 2, .recompute = {.kind = Kind::kBlock, .layers = 3}}, 2},
+      {{.model = "llama",
+        .tp = 2,
+        .sequence_parallel = true,
+        .dtype = DType::kBF16,
+        .recompute = {Kind::kSelective, 0, true, true, true}},
+       2},
+      {{.model = "gpt2",
+        .tp = 2,
+        .pp = 2,
+        .dp = 2,
+        .schedule = Schedule::kZbH1,
+        .sequence_parallel = true,
+        .distributed = true,
+        .dtype = DType::kBF16},
+       6},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Plan, PlanOfLayout, ::testing::ValuesIn(cases()));
+
+// ZeRO stage 1: master weights and moments are cut over the data-parallel ranks, and nothing else is.
+TEST(Plan, OptimizerStatesFallWithTheDataParallelRanks) {
+  LayoutCase layout{.model = "gpt2", .dtype = DType::kBF16};
+  const auto parameters = static_cast<std::size_t>(parameter_count(model_of(layout)));
+  for (const int dp : {1, 2, 3, 8, 64, 4096}) {
+    layout.dp = dp;
+    layout.distributed = false;
+    const MemoryPlan whole = plan_training(options_of(layout), 1, false, 1).front();
+    layout.distributed = true;
+    const MemoryPlan part = plan_training(options_of(layout), 1, false, 1).front();
+    EXPECT_EQ(part.optimizer * static_cast<std::size_t>(dp), whole.optimizer) << dp;
+    EXPECT_EQ(part.weights, whole.weights) << dp;
+    EXPECT_EQ(part.gradients, whole.gradients) << dp;
+    EXPECT_LT(part.arena + whole.optimizer - part.optimizer, whole.arena + 4096) << dp;
+    // fp32 weight and two moments of each parameter, and padding: buckets end at multiples of 128 and of dp.
+    EXPECT_GE(whole.optimizer, 12 * parameters) << dp;
+    if (dp > 64) continue;  // 5 % for the padding of a small model
+    EXPECT_LE(static_cast<double>(whole.optimizer), 12 * 1.05 * static_cast<double>(parameters)) << dp;
+  }
+}
+
+// Steps of many microbatches are not simulated whole.
+TEST(Plan, BubbleIsTheSimulators) {
+  const auto check = [](const PipelineShape& shape) {
+    EXPECT_NEAR(bubble_of(shape), simulate(make_programs(shape)).bubble(), 1e-12)
+        << name_of(shape.schedule) << " " << shape.ranks << " " << shape.chunks << " " << shape.microbatches;
+  };
+  for (const int ranks : {2, 3, 4, 7}) {
+    for (const int microbatches : {1, 2, 5, 8, 21, 64, 101}) {
+      check({.schedule = Schedule::kGpipe, .ranks = ranks, .microbatches = microbatches});
+      check({.schedule = Schedule::k1F1B, .ranks = ranks, .microbatches = microbatches});
+      check({.schedule = Schedule::kZbH1, .ranks = ranks, .microbatches = microbatches});
+      check({.schedule = Schedule::kZbV, .ranks = ranks, .chunks = 2, .microbatches = microbatches});
+    }
+    for (const int rounds : {1, 2, 3, 8, 9, 10, 31}) {
+      check(
+          {.schedule = Schedule::kInterleaved, .ranks = ranks, .chunks = 3, .microbatches = rounds * ranks});
+      check({.schedule = Schedule::kInterleaved,
+             .ranks = ranks,
+             .chunks = 2,
+             .microbatches = rounds * (ranks + 2) + ranks,
+             .group = ranks + 2});
+    }
+  }
+  EXPECT_EQ(bubble_of({.ranks = 1, .microbatches = 3}), 0);
+  EXPECT_NEAR(bubble_of({.ranks = 16, .microbatches = 64}), 15.0 / 64, 1e-12);  // (P - 1) / M
+}
+
+}  // namespace
+}  // namespace weft
