@@ -161,21 +161,35 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
       ranks, ranks == 1 ? "" : "s", needed / (1 << 20), available / (1 << 20), to_string(plans));
 }
 
-void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies) {
+std::int64_t bytes_of_parameter(const TrainConfig& config) {
+  const TrainingConfig& t = config.training;
+  const OptimizerConfig& o = config.optimizer;
+  const std::int64_t copies = std::max<std::int64_t>(data_parallel_size(config.parallel), 1);
+  const bool cut = config.parallel.use_distributed_optimizer && copies > 1;
+  const std::int64_t full = t.fp64 ? 8 : 4, weight = t.bf16 || t.fp16 ? 2 : full;
+  // A master weight where the weight is something else, or lies in another order.
+  const std::int64_t master = weight == full && !cut ? 0 : full;
+  const std::int64_t states = o.optimizer == OptimizerConfig::Kind::kAdam ? 2 : o.sgd_momentum != 0 ? 1 : 0;
+  return copies * (weight + full) + (cut ? 1 : copies) * (master + states * full);
+}
+
+void check_memory(const TrainConfig& config, std::int64_t ranks) {
+  const ModelConfig& model = config.model;
   const auto count = parameter_count(model);
-  const double needed = static_cast<double>(count) * static_cast<double>(bytes) * static_cast<double>(copies);
+  const std::int64_t bytes = bytes_of_parameter(config);
+  const double here = static_cast<double>(ranks) / static_cast<double>(world_size(config.parallel));
+  const double needed = static_cast<double>(count) * static_cast<double>(bytes) * here;
   const auto available = static_cast<double>(available_memory());
   if (needed <= available) return;
   const double layers =
       static_cast<double>(count - model.vocab_size * model.hidden_size * (model.tied ? 1 : 2));
   config_fail(
       "not enough memory: {} parameters ({:.3g} of them in {} layers, {:.3g} in each embedding of {} x {}) x "
-      "{} "
-      "bytes of weights, gradients and optimizer states x {} copies need {:.1f} MiB before any activation, "
-      "and "
-      "{:.1f} MiB are available here. Take a smaller model or fewer --ranks",
+      "{} bytes of weights, gradients and optimizer states on {} data-parallel ranks need {:.1f} MiB before "
+      "any activation, and {:.1f} MiB are available here. Take a smaller model or fewer --ranks",
       count, layers, model.num_layers, static_cast<double>(model.vocab_size * model.hidden_size),
-      model.vocab_size, model.hidden_size, bytes, copies, needed / (1 << 20), available / (1 << 20));
+      model.vocab_size, model.hidden_size, bytes, data_parallel_size(config.parallel), needed / (1 << 20),
+      available / (1 << 20));
 }
 
 std::string to_string(const MemoryPlan& plan) {

@@ -48,8 +48,10 @@ std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t 
 // of this machine: the system would end the process without a word.
 void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std::size_t beside = 0);
 // The same before anything is built, by the weights, gradients and optimizer states alone: a slip in a number
-// must not take minutes to find. `bytes`: of one parameter.
-void check_memory(const ModelConfig& model, std::int64_t bytes, std::int64_t copies);
+// must not take minutes to find. `ranks`: of the world, those on this machine.
+void check_memory(const TrainConfig& config, std::int64_t ranks);
+// Of those, the bytes of one parameter on all data-parallel ranks together.
+std::int64_t bytes_of_parameter(const TrainConfig& config);
 
 // A line: each part in MiB, and the peak; for several stages one line each.
 std::string to_string(const MemoryPlan& plan);

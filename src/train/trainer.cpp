@@ -231,15 +231,6 @@ std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& s
                        threads_per_rank(config.training.cpu_threads, ranks_on_machine));
 }
 
-// Weight and gradient, fp32 master weight where the weight is something else, and the optimizer's states.
-std::int64_t bytes_of_parameter(const TrainConfig& config) {
-  const TrainingConfig& t = config.training;
-  const std::int64_t full = t.fp64 ? 8 : 4, weight = t.bf16 || t.fp16 ? 2 : full;
-  const OptimizerConfig& o = config.optimizer;
-  const std::int64_t states = o.optimizer == OptimizerConfig::Kind::kAdam ? 2 : o.sgd_momentum != 0 ? 1 : 0;
-  return weight + full + (weight == full ? 0 : full) + states * full;
-}
-
 // What is about to run.
 void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
   for (const std::string& note : notes_of(config)) log_info("{}", note);
@@ -348,8 +339,7 @@ TrainSummary run_training(TrainConfig config) {
     throw ConfigError(std::move(problems));
   }
   const RunSchedule schedule = schedule_of_run(config);
-  check_memory(config.model, bytes_of_parameter(config),
-               std::max<std::int64_t>(launch.ranks_on_machine() / model_parallel_size(config.parallel), 1));
+  check_memory(config, launch.ranks_on_machine());
   const std::vector<MemoryPlan> plans = plan_run(config, schedule, data, launch.ranks_on_machine());
   check_memory(plans, launch.ranks_on_machine());
   SaveGuard guard;

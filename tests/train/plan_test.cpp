@@ -202,6 +202,32 @@ TEST(Plan, OptimizerStatesFallWithTheDataParallelRanks) {
   }
 }
 
+// What a run is refused by before it is planned.
+TEST(Plan, BytesOfAParameterAreThePlans) {
+  for (const bool bf16 : {false, true}) {
+    for (const bool distributed : {false, true}) {
+      for (const std::int64_t dp : {1, 4}) {
+        for (const auto kind : {OptimizerConfig::Kind::kAdam, OptimizerConfig::Kind::kSgd}) {
+          TrainConfig config;
+          config.model = model_of({.model = "llama"});
+          config.data.seq_length = kSequence;
+          config.training.bf16 = bf16;
+          config.parallel.ranks = dp;
+          config.parallel.use_distributed_optimizer = distributed;
+          config.optimizer.optimizer = kind;
+          config = resolved(config);
+          const MemoryPlan plan = plan_training(EngineOptions::from(config), 1, false, 1).front();
+          const auto planned = static_cast<double>((plan.weights + plan.gradients + plan.optimizer) *
+                                                   static_cast<std::size_t>(dp));
+          const double said = static_cast<double>(bytes_of_parameter(config) * parameter_count(config.model));
+          EXPECT_GE(planned, said) << bf16 << distributed << dp;  // padding is not counted
+          EXPECT_LE(planned, 1.05 * said) << bf16 << distributed << dp;
+        }
+      }
+    }
+  }
+}
+
 // Steps of many microbatches are not simulated whole.
 TEST(Plan, BubbleIsTheSimulators) {
   const auto check = [](const PipelineShape& shape) {
