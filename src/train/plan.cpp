@@ -1,6 +1,11 @@
 #include "train/plan.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <utility>
 
 #include "core/memory.hpp"
 
@@ -29,22 +34,53 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   return plan;
 }
 
-// Builds the engine of one rank of each stage on meta memory and lets `body` use it.
+// Calls body(0) to body(count - 1), on the cores of this machine. Throws what the first of them threw.
+void spread(int count, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  std::atomic<int> next = 0;
+  const auto work = [&] {
+    for (int i = next++; i < count; i = next++) {
+      try {
+        body(i);
+      } catch (...) {
+        errors[static_cast<std::size_t>(i)] = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::jthread> helpers;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  for (int i = 1; i < std::min(count, cores); ++i) helpers.emplace_back(work);
+  work();
+  helpers.clear();
+  for (const std::exception_ptr& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+// Builds the engine of one rank of each stage on meta memory and lets `body` use it; what it returns of each.
 template <class Body>
-std::vector<MemoryPlan> plan_stages(const EngineOptions& options, int threads, const Body& body) {
-  std::vector<MemoryPlan> plans;
-  Workers workers(threads);
-  for (const int rank : Mesh(options.layout.mesh, 0).group({Axis::kPp})) {
-    const Groups groups = Groups::planned(options.layout, rank);
+std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads, const Body& body) {
+  const std::vector<int> ranks = Mesh(options.layout.mesh, 0).group({Axis::kPp});
+  std::vector<StepPlan> plans(ranks.size());
+  spread(static_cast<int>(ranks.size()), [&](int pp) {
+    const auto stage = static_cast<std::size_t>(pp);
+    const Groups groups = Groups::planned(options.layout, ranks[stage]);
     const std::unique_ptr<Arena> arena = Arena::meta();
+    Workers workers(threads);
     Lane lane{*arena, workers, {}};
     Engine engine(lane, groups, options);
     const std::size_t resident = arena->in_use();
-    body(engine, groups);
-    plans.push_back(describe(engine, *arena, resident));
+    plans[stage].traffic = body(engine, groups);
+    plans[stage].memory = describe(engine, *arena, resident);
     engine.flush();
-  }
+  });
   return plans;
+}
+
+std::vector<MemoryPlan> memory_of(std::vector<StepPlan> plans) {
+  std::vector<MemoryPlan> memory;
+  for (StepPlan& plan : plans) memory.push_back(std::move(plan.memory));
+  return memory;
 }
 
 // What a step of `microbatches` sends.
@@ -113,37 +149,30 @@ std::uint64_t total(const Traffic& traffic) {
 
 std::vector<StepPlan> plan_step(const EngineOptions& options, std::int64_t microbatches, bool evaluation,
                                 int threads) {
-  std::vector<Traffic> traffic;
-  const std::vector<MemoryPlan> memory =
-      plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
-        traffic.push_back(rehearse(engine, groups, microbatches, evaluation));
-      });
-  std::vector<StepPlan> plans;
-  for (std::size_t pp = 0; pp < memory.size(); ++pp) plans.push_back({memory[pp], std::move(traffic[pp])});
-  return plans;
+  return plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
+    return rehearse(engine, groups, microbatches, evaluation);
+  });
 }
 
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads) {
-  std::vector<MemoryPlan> plans;
-  for (StepPlan& plan : plan_step(options, microbatches, evaluation, threads)) {
-    plans.push_back(std::move(plan.memory));
-  }
-  return plans;
+  return memory_of(plan_step(options, microbatches, evaluation, threads));
 }
 
 std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t microbatches, bool gradients,
                                      int threads) {
-  return plan_stages(options, threads, [&](Engine& engine, const Groups&) {
+  const std::int64_t count = played(options.layout.pipeline, microbatches);
+  return memory_of(plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
     const MicrobatchSource none;
     engine.logits({});
-    if (!gradients) {
-      engine.evaluate(played(options.layout.pipeline, microbatches), none);
-      return;
+    if (gradients) {
+      engine.gradients(count, none);
+      engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
+    } else {
+      engine.evaluate(count, none);
     }
-    engine.gradients(played(options.layout.pipeline, microbatches), none);
-    engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
-  });
+    return bytes_sent(groups);
+  }));
 }
 
 void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std::size_t beside) {
