@@ -6,6 +6,7 @@
 
 #include "cli/command.hpp"
 #include "io/atomic_file.hpp"
+#include "io/safetensors.hpp"
 
 namespace weft {
 namespace {
@@ -160,6 +161,22 @@ TEST(PlanCommand, RampedBatchesAndSamplesNeedNoRunEither) {
   EXPECT_EQ(plan({"--global-batch-size", "16", "--rampup-batch-size", "4", "4", "100"}).status, 0);
   EXPECT_EQ(plan({"--lr-decay-samples", "1000", "--lr-warmup-samples", "10"}).status, 0);
   EXPECT_EQ(plan({"--min-lr", "1e-5"}).status, 0);
+}
+
+// Given batches, and a tokenizer, say what a run would learn from them.
+TEST(PlanCommand, FilesThatAreGiven) {
+  const std::string file =
+      (std::filesystem::path(testing::TempDir()) / "weft_plan_test.safetensors").string();
+  std::vector<std::int32_t> ids(3 * 8 * 16, 5);
+  write_safetensors(file, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, Shape{3, 8, 16})}});
+  const Ran ran = weft({"plan", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",
+                        "--vocab-size", "96", "--ranks", "2", "--batches", file, "--json", "-"});
+  std::filesystem::remove(file);
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  EXPECT_EQ(nlohmann::json::parse(ran.out).at("microbatches"), 4);
+  const Ran missing = plan({"--batches", file});
+  EXPECT_EQ(missing.status, 2);
+  expect_in(missing.err, {file});
 }
 
 }  // namespace

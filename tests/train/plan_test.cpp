@@ -181,6 +181,46 @@ std::vector<PlanCase> cases() {
 
 INSTANTIATE_TEST_SUITE_P(Plan, PlanOfLayout, ::testing::ValuesIn(cases()));
 
+// Scoring: logits of each microbatch, gradients or the loss of all. Whole tensors are put together on the
+// first ranks; the others need no more.
+TEST(Plan, OfAScoringRunIsWhatItsRanksNeed) {
+  constexpr std::int64_t kMicrobatches = 9;
+  for (const Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
+    for (const bool gradients : {false, true}) {
+      EngineOptions options = options_of({.model = "gpt2", .tp = 2, .pp = 2, .schedule = schedule});
+      options.training = false;
+      const std::vector<MemoryPlan> plans = plan_scoring(options, kMicrobatches, gradients, 1);
+      std::vector<std::size_t> high_water(4);
+      run_local_ranks({.ranks = 4, .timeout = std::chrono::seconds(60)}, [&](Communicator& world) {
+        testing::TestRank rank(std::size_t{1} << 26);
+        const Groups groups(world, options.layout);
+        Engine engine(rank.lane(), groups, options);
+        engine.initialize();
+        const MicrobatchSource source = [](std::int64_t i, Batch& out) { fill(i, out); };
+        Batch batch;
+        for (std::int64_t m = 0; m < kMicrobatches; ++m) {
+          fill(m, batch);
+          engine.logits(batch);
+        }
+        if (gradients) {
+          engine.gradients(kMicrobatches, source);
+          engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
+        } else {
+          engine.evaluate(kMicrobatches, source);
+        }
+        high_water[static_cast<std::size_t>(world.rank())] = rank.lane().arena.high_water();
+      });
+      for (int rank = 0; rank < 4; ++rank) {
+        const std::size_t found = high_water[static_cast<std::size_t>(rank)];
+        const std::size_t planned = plans[static_cast<std::size_t>(rank / 2)].arena;
+        EXPECT_LE(found, planned) << name_of(schedule) << gradients << rank;
+        if (rank % 2 > 0) continue;
+        EXPECT_EQ(found, planned) << name_of(schedule) << gradients << rank;
+      }
+    }
+  }
+}
+
 // ZeRO stage 1: master weights and moments are cut over the data-parallel ranks, and nothing else is.
 TEST(Plan, OptimizerStatesFallWithTheDataParallelRanks) {
   LayoutCase layout{.model = "gpt2", .dtype = DType::kBF16};
