@@ -110,8 +110,9 @@ Traffic rehearse(Engine& engine, const Groups& groups, std::int64_t microbatches
   // The next one begins while weights are gathered.
   if (options.overlap_param_gather) traffic_of_step(engine, groups, count);
   const MicrobatchSource none;
-  // Until its oldest message has to be gone before the next one is made; a step needs more.
-  if (evaluation) engine.evaluate(sends_in_flight(pipeline) + 2, none);
+  // A step has as many messages on their way, and what it saves beside: what an evaluation may need more is
+  // inside a stage.
+  if (evaluation) engine.evaluate(4, none);
   if (count == microbatches) return traffic;
   // Beside what a step sends once, every microbatch sends the same.
   const Traffic fewer = traffic_of_step(engine, groups, count - 1);

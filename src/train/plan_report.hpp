@@ -15,6 +15,7 @@ struct RankPlan {
   std::vector<StageRange> stages;  // of its chunks, in order
   MemoryPlan memory;
   // Most chunks x microbatches between forward and backward, and the activations saved for them, in bytes.
+  // What a zero-bubble schedule keeps from backward to weight gradient comes on top.
   int in_flight = 0;
   std::int64_t saved_activations = 0;
   Traffic traffic;  // that a rank of these stages sends in a step
@@ -37,7 +38,7 @@ struct RunPlan {
 // `config` is resolved and has no problems.
 RunPlan plan_of_run(const TrainConfig& config);
 
-// Tables for people, in MiB and MB; JSON in bytes.
+// Tables for people, in MiB; JSON in bytes.
 std::string to_string(const RunPlan& plan);
 std::string to_json(const RunPlan& plan);
 
