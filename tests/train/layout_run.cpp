@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include "comm/local/launcher.hpp"
@@ -33,10 +34,10 @@ const char* schedule_name(ParallelConfig::Schedule schedule) {
 ModelConfig model_of(const LayoutCase& layout) {
   ModelConfig c;
   c.num_layers = layout.layers;
-  c.hidden_size = 24;
-  c.num_attention_heads = 12;
-  c.ffn_hidden_size = 36;
-  c.vocab_size = 41;  // odd: padding differs from layout to layout
+  c.hidden_size = layout.hidden;
+  c.num_attention_heads = layout.heads;
+  c.ffn_hidden_size = layout.hidden * 3 / 2;
+  c.vocab_size = layout.vocabulary;  // odd: padding differs from layout to layout
   c.max_position_embeddings = kSequence;
   c.make_vocab_size_divisible_by = 4;
   if (layout.model == "gpt2") {
@@ -59,25 +60,30 @@ ModelConfig model_of(const LayoutCase& layout) {
   return resolved(c);
 }
 
+std::int64_t batch_of(const LayoutCase& layout) {
+  return layout.global_batch > 0 ? layout.global_batch : kBatch * layout.accumulation;
+}
+
 // Sample `id` of a data set that every layout sees alike.
-void fill_row(std::int64_t id, bool ragged, Batch& out) {
+void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out) {
   const RandomKey key = RandomKey{911}.with(static_cast<std::uint64_t>(id));
+  const auto vocabulary = static_cast<std::uint32_t>(layout.vocabulary);
   for (std::int64_t i = 0; i < kSequence; ++i) {
     const Philox bits = philox(key, static_cast<std::uint64_t>(i));
-    out.tokens.push_back(static_cast<std::int32_t>(bits[0] % 41));
-    const bool masked = ragged && (id % 5 == 3 || i >= kSequence - id % 7);
-    out.labels.push_back(masked ? -100 : static_cast<std::int32_t>(bits[1] % 41));
+    out.tokens.push_back(static_cast<std::int32_t>(bits[0] % vocabulary));
+    bool masked = layout.ragged && (id % 5 == 3 || i >= kSequence - id % 7);
+    if (layout.only_target >= 0) masked = id % batch_of(layout) * kSequence + i != layout.only_target;
+    out.labels.push_back(masked ? -100 : static_cast<std::int32_t>(bits[1] % vocabulary));
     out.target_tokens += masked ? 0 : 1;
   }
   out.sample_ids.push_back(id);
   ++out.rows;
 }
 
-Gradients weights_of(Lane& lane, Engine& engine, bool gradients) {
+Gradients values_of(Engine& engine, bool gradients) {
   Gradients all;
   const auto keep = [&](const LogicalTensor& tensor, const Tensor& whole) {
     all[tensor.name] = to_doubles(whole);
-    static_cast<void>(lane);
   };
   if (gradients) {
     engine.for_each_gradient(keep);
@@ -87,7 +93,65 @@ Gradients weights_of(Lane& lane, Engine& engine, bool gradients) {
   return all;
 }
 
+// Whether x has the same bits on every rank of the group. Collective.
+bool alike(Lane& lane, Communicator& group, const Tensor& x) {
+  const Tensor first = lane.alloc(x.dtype(), x.shape(), "first rank's");
+  ops::copy(lane, x, first);
+  group.broadcast(lane, first, 0).wait(lane);
+  const Tensor own = lane.alloc(x.dtype(), x.shape(), "own, packed");
+  ops::copy(lane, x, own);
+  return std::memcmp(first.raw(), own.raw(), own.bytes()) == 0;
+}
+
+// The first tensor of this rank that a replica of it contradicts. Collective.
+std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
+  std::string found;
+  const auto look = [&](Communicator* group, const Tensor& x, const std::string& name) {
+    if (group == nullptr || group->size() == 1) return;
+    if (!alike(lane, *group, x) && found.empty()) found = fmt::format("{} over {}", name, group->name());
+  };
+  for (const auto& param : engine.params().all()) {
+    if (param->owner() != nullptr) continue;
+    look(&groups.dp(), param->weight(), param->name());
+    for (const LogicalTensor& part : param->parts()) {
+      const Tensor piece = param->part_of(param->weight(), part);
+      if (part.cut < 0) look(&groups.tp(), piece, part.name);
+      if (part.replicas > 1) look(groups.kv_replicas(), piece, part.name);
+    }
+  }
+  for (const auto& param : engine.params().all()) {
+    if (param->owner() == nullptr && param->traits().own_bucket) {
+      look(groups.embedding(), param->weight(), param->name());
+    }
+  }
+  return found;
+}
+
 }  // namespace
+
+LayoutCase one_rank_of(const LayoutCase& layout) {
+  LayoutCase one = layout;
+  one.tp = one.pp = one.dp = one.chunks = 1;
+  one.schedule = ParallelConfig::Schedule::k1F1B;
+  one.sequence_parallel = one.distributed = false;
+  one.bucket = 0;
+  one.overlap = true;
+  one.stages.clear();
+  one.tensor_parallel_chunks = 1;
+  one.recompute = {};
+  one.global_batch = batch_of(layout);
+  one.accumulation = 1;
+  return one;
+}
+
+const LayoutResult& reference_of(const LayoutCase& layout, int steps) {
+  static std::map<std::string, LayoutResult> known;
+  const LayoutCase one = one_rank_of(layout);
+  const std::string name = fmt::format("{} {} steps", one.name(), steps);
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  return known.emplace(name, run_layout(one, steps)).first->second;
+}
 
 std::string LayoutCase::name() const {
   std::string text =
@@ -107,14 +171,19 @@ std::string LayoutCase::name() const {
   add(ragged, " ragged");
   add(dtype != DType::kF32, " {}", name_of(dtype));
   add(layers != 4, " L{}", layers);
-  add(groups != 12, " groups{}", groups);
+  add(groups != heads, " groups{}", groups);
+  add(heads != 12 || hidden != 24 || vocabulary != 41, " h{}x{} v{}", hidden, heads, vocabulary);
+  add(global_batch > 0, " batch{}", global_batch);
+  add(only_target >= 0, " target{}", only_target);
   add(recompute.kind != RecomputeSpec::Kind::kNone, " recompute{}.{}{}{}{}", static_cast<int>(recompute.kind),
       recompute.layers, recompute.core_attention ? " attention" : "", recompute.mlp ? " mlp" : "",
       recompute.norms ? " norms" : "");
   return text;
 }
 
-LayoutResult run_layout(const LayoutCase& layout, int steps) {
+namespace {
+
+ParallelConfig parallel_of(const LayoutCase& layout) {
   ParallelConfig parallel;
   parallel.ranks = layout.ranks();
   parallel.tensor_model_parallel_size = layout.tp;
@@ -122,6 +191,16 @@ LayoutResult run_layout(const LayoutCase& layout, int steps) {
   parallel.pipeline_schedule = layout.schedule;
   parallel.num_virtual_stages_per_pipeline_rank = layout.chunks;
   parallel.pipeline_model_parallel_layout = layout.stages;
+  return parallel;
+}
+
+}  // namespace
+
+Layout layout_of(const LayoutCase& layout) {
+  return weft::layout_of(parallel_of(layout), model_of(layout));
+}
+
+LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hooks) {
   EngineOptions options;
   options.model = model_of(layout);
   options.dtype = layout.dtype;
@@ -130,7 +209,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps) {
   options.optimizer.optimizer = OptimizerConfig::Kind::kSgd;
   options.optimizer.sgd_momentum = 0;
   options.optimizer.clip_grad = 1.0;
-  options.layout = layout_of(parallel, options.model);
+  options.layout = layout_of(layout);
   options.sequence_parallel = layout.sequence_parallel;
   options.distributed_optimizer = layout.distributed;
   options.overlap_grad_reduce = options.overlap_param_gather = options.overlap_p2p = layout.overlap;
@@ -142,40 +221,54 @@ LayoutResult run_layout(const LayoutCase& layout, int steps) {
 
   LayoutResult result;
   std::mutex mutex;
-  run_local_ranks({.ranks = layout.ranks(), .timeout = std::chrono::seconds(60)}, [&](Communicator& world) {
+  run_local_ranks({.ranks = layout.ranks(), .timeout = std::chrono::seconds(60)}, [&](Communicator& real) {
     TestRank rank(std::size_t{1} << 25);
+    const std::unique_ptr<Communicator> wrapped = hooks.wrap ? hooks.wrap(real, options.layout) : nullptr;
+    Communicator& world = wrapped ? *wrapped : real;
+    const auto training = [&](const auto& body) {
+      if (hooks.phase) hooks.phase(world, true);
+      body();
+      if (hooks.phase) hooks.phase(world, false);
+    };
     const Groups groups(world, options.layout);
     Engine engine(rank.lane(), groups, options);
-    engine.initialize();
-    const std::int64_t batch = kBatch * layout.accumulation;
+    training([&] { engine.initialize(); });
+    const std::int64_t batch = batch_of(layout);
     const std::int64_t microbatches = batch / layout.dp;
-    LayoutResult mine;
-    for (int step = 0; step <= steps; ++step) {
-      const std::int64_t first = (step > 0 ? step - 1 : 0) * batch;
-      const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
+    LayoutResult mine{.dtype = layout.dtype};
+    const auto source_of = [&](std::int64_t first) -> MicrobatchSource {
+      return [&, first](std::int64_t index, Batch& out) {
         out = Batch{};
         out.sequence_length = kSequence;
-        fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout.ragged, out);
+        fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout, out);
       };
-      if (step == 0) {  // gradients alone
-        engine.gradients(microbatches, source);
-        mine.gradients = weights_of(rank.lane(), engine, true);
-        mine.weights.push_back(weights_of(rank.lane(), engine, false));
-        continue;
-      }
-      const StepResult r = engine.train_step({.iteration = step,
-                                              .microbatches = microbatches,
-                                              .source = source,
-                                              .lr = 0.5,
-                                              .weight_decay = 0.01});
+    };
+    if (hooks.gradients) {
+      training([&] { engine.gradients(microbatches, source_of(0)); });
+      mine.gradients = values_of(engine, true);
+    }
+    mine.weights.push_back(values_of(engine, false));
+    for (int step = 1; step <= steps; ++step) {
+      const MicrobatchSource source = source_of((step - 1) * batch);
+      StepResult r;
+      training([&] {
+        r = engine.train_step({.iteration = step,
+                               .microbatches = microbatches,
+                               .source = source,
+                               .lr = 0.5,
+                               .weight_decay = 0.01});
+      });
       mine.losses.push_back(r.loss);
       mine.norms.push_back(r.grad_norm);
-      mine.weights.push_back(weights_of(rank.lane(), engine, false));
+      mine.weights.push_back(values_of(engine, false));
+      const std::string unlike = unlike_replicas(rank.lane(), groups, engine);
+      if (mine.unlike.empty() && !unlike.empty()) mine.unlike = fmt::format("{}, step {}", unlike, step);
     }
     engine.flush();
-    if (world.rank() != 0) return;
     const std::lock_guard lock(mutex);
-    result = std::move(mine);
+    std::string unlike = result.unlike.empty() ? mine.unlike : result.unlike;
+    if (world.rank() == 0) result = std::move(mine);
+    result.unlike = std::move(unlike);
   });
   return result;
 }
@@ -199,17 +292,28 @@ double worst_difference(const LayoutResult& a, const LayoutResult& b, double tol
   std::string name;
   look(gradient_difference(a.gradients, b.gradients, &name) / tolerance, "gradient of " + name);
   // Weights: the update so far is the scale.
-  const auto updates = [](const LayoutResult& r, std::size_t i) {
-    Gradients d = r.weights[i];
-    for (auto& [tensor, values] : d) {
-      const std::vector<double>& start = r.weights[0].at(tensor);
-      for (std::size_t j = 0; j < values.size(); ++j) values[j] -= start[j];
+  const double unit = b.dtype == DType::kF64 ? 0x1p-52 : 0x1p-23;
+  const auto updates = [&](std::size_t i) {
+    Gradients update = b.weights[i], nearly = b.weights[i];
+    for (auto& [tensor, values] : update) {
+      const std::vector<double>& start = b.weights[0].at(tensor);
+      std::vector<double>& other = nearly.at(tensor);
+      const auto found = a.weights[i].find(tensor);
+      for (std::size_t j = 0; j < values.size(); ++j) {
+        const double difference = found == a.weights[i].end() ? 1e30 : found->second.at(j) - values[j];
+        const double rounding = unit * static_cast<double>(i) * std::abs(values[j]);
+        values[j] -= start[j];
+        other[j] = values[j] + std::copysign(std::max(std::abs(difference) - rounding, 0.0), difference);
+        if (std::isnan(difference)) other[j] = difference;
+      }
     }
-    return d;
+    return std::pair{nearly, update};
   };
   if (a.weights[0] != b.weights[0]) look(1e30, "initial weights");
+  if (!a.unlike.empty()) look(1e30, "replicas differ: " + a.unlike);
   for (std::size_t i = 1; i < a.weights.size(); ++i) {
-    look(gradient_difference(updates(a, i), updates(b, i), &name) / tolerance,
+    const auto [nearly, update] = updates(i);
+    look(gradient_difference(nearly, update, &name) / tolerance,
          fmt::format("weights after step {}: {}", i, name));
   }
   return worst;

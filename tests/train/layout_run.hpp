@@ -1,7 +1,9 @@
 // One training run of a tiny model on any layout, and everything about it that must not depend on the layout.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,14 +23,16 @@ struct LayoutCase {
   bool overlap = true;  // of gradient reduction, weight gathering and messages
   int accumulation = 1;
   bool ragged = false;            // masks differ from sample to sample; one sample has no target at all
-  std::int64_t global_batch = 0;  // 0: accumulation · lcm-friendly number that every dp divides
+  std::int64_t global_batch = 0;  // 0: accumulation · a number that every dp up to 4 divides
+  std::int64_t only_target = -1;  // of the batch's tokens, in the order of samples: the only one with a label
   std::int64_t bucket = 0;
   DType dtype = DType::kF32;
   bool tied = false;  // in place of the model's own choice, with tied_given
   bool tied_given = false;
   std::int64_t layers = 4;
   std::int64_t groups = 12;  // llama: key/value groups of 12 heads
-  std::string stages;        // a pipeline layout string
+  std::int64_t heads = 12, hidden = 24, vocabulary = 41;
+  std::string stages;  // a pipeline layout string
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
 
@@ -37,16 +41,35 @@ struct LayoutCase {
 };
 
 struct LayoutResult {
+  DType dtype = DType::kF32;
   std::vector<double> losses, norms;
   Gradients gradients;             // of the first batch, over its target tokens
   std::vector<Gradients> weights;  // at the start, and after each step
+  // What several ranks hold alike (over dp; whole tensors and shared key/value heads over tp; a tied weight
+  // over stages) and does not have the same bits after some step; empty: nothing.
+  std::string unlike;
 };
 
-// `steps` SGD steps (no momentum) from the seed's weights. Runs on thread ranks.
-LayoutResult run_layout(const LayoutCase& layout, int steps = 3);
+// Where a test may stand between a run and its world.
+struct RunHooks {
+  // What the rank uses in place of `world`.
+  std::function<std::unique_ptr<Communicator>(Communicator& world, const Layout& layout)> wrap;
+  // Around what belongs to training, as against looking at its results: on this rank's wrapped world.
+  std::function<void(Communicator& wrapped, bool training)> phase;
+  bool gradients = true;  // asked for on their own before the first step
+};
 
-// The worst ratio of a quantity to its tolerance; above 1 is a failure. `what`
-// names it.
+// The one-rank run that a case is held against, and its steps, made once.
+LayoutCase one_rank_of(const LayoutCase& layout);
+const LayoutResult& reference_of(const LayoutCase& layout, int steps = 3);
+
+Layout layout_of(const LayoutCase& layout);
+// `steps` SGD steps (no momentum) from the seed's weights. Runs on thread ranks.
+LayoutResult run_layout(const LayoutCase& layout, int steps = 3, const RunHooks& hooks = {});
+
+// The worst ratio of a quantity to its tolerance; above 1 is a failure. `what` names it. Weights are held
+// alike but for one unit in the last place for each step: a norm's weight of 1 is stored in steps of 1e-7,
+// which may be a hundredth of what a step changes.
 double worst_difference(const LayoutResult& a, const LayoutResult& b, double tolerance, std::string* what);
 // Whether every number has the same bits.
 bool same_bits(const LayoutResult& a, const LayoutResult& b, std::string* what);

@@ -2,32 +2,12 @@
 // rank's.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-
 #include "layout_run.hpp"
 
 namespace weft::testing {
 namespace {
 
 using Schedule = ParallelConfig::Schedule;
-
-// The one-rank run of a case, made once.
-const LayoutResult& reference_of(const LayoutCase& layout) {
-  static std::map<std::string, LayoutResult> known;
-  LayoutCase one = layout;
-  one.tp = one.pp = one.dp = one.chunks = 1;
-  one.schedule = Schedule::k1F1B;
-  one.sequence_parallel = one.distributed = false;
-  one.bucket = 0;
-  one.overlap = true;
-  one.stages.clear();
-  one.tensor_parallel_chunks = 1;
-  one.recompute = {};
-  const auto found = known.find(one.name());
-  if (found != known.end()) return found->second;
-  return known.emplace(one.name(), run_layout(one)).first->second;
-}
 
 class Layouts : public ::testing::TestWithParam<LayoutCase> {};
 

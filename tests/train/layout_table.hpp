@@ -1,0 +1,45 @@
+// A covering array of layouts: rows such that every pair of choices which some legal layout of at most 12
+// ranks makes occurs in a row, and every legal (tp, pp, dp) too.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "layout_run.hpp"
+
+namespace weft::testing {
+
+enum class Factor {
+  kModel,
+  kTied,
+  kTp,
+  kPp,
+  kDp,
+  kSequenceParallel,
+  kDistributed,
+  kSchedule,
+  kAccumulation,
+  kRagged,
+  kOverlap,
+  kBucket,
+  kTensorParallelChunks,
+  kRecompute,
+  kUneven,  // stages of unequal size, the first without a layer
+  kCount,
+};
+constexpr std::size_t kFactors = static_cast<std::size_t>(Factor::kCount);
+// Number of levels of each factor.
+constexpr std::array<int, kFactors> kLevels{6, 2, 4, 4, 4, 2, 2, 5, 2, 2, 2, 2, 2, 5, 2};
+constexpr int kMostRanks = 12;
+
+// The level of each factor; −1: not yet chosen.
+using TableRow = std::array<int, kFactors>;
+
+// Whether no rule is broken by what is chosen so far.
+bool legal(const TableRow& row);
+// Rows found greedily; the same on every machine.
+std::vector<TableRow> covering_rows();
+LayoutCase case_of(const TableRow& row);
+
+}  // namespace weft::testing
