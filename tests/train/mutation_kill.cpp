@@ -1,0 +1,105 @@
+#include "mutation_kill.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace weft::testing {
+namespace {
+
+struct Row {
+  LayoutCase layout;
+  std::set<CallSite> sites;
+};
+
+constexpr int kSteps = 1;
+
+std::string difference_of(const LayoutCase& layout, const Mutant& mutant, bool* happened) {
+  std::atomic<bool> passed = false;
+  std::string what;
+  try {
+    const LayoutResult result = run_layout(layout, kSteps, mutated(layout, &mutant, nullptr, &passed));
+    if (worst_difference(result, reference_of(layout, kSteps), 1e-5, &what) <= 1) what.clear();
+  } catch (const std::exception& error) {  // an overflow, or what the program checks by itself
+    what = error.what();
+  }
+  *happened = passed;
+  return what;
+}
+
+}  // namespace
+
+KillCount kill(const std::vector<LayoutCase>& layouts, std::size_t stride) {
+  std::vector<Row> rows;
+  std::set<CallSite> sites;
+  for (const LayoutCase& layout : layouts) {
+    SiteLog log;
+    std::atomic<bool> happened = false;
+    run_layout(layout, kSteps, mutated(layout, nullptr, &log, &happened));
+    rows.push_back({layout, log.sites()});
+    sites.merge(log.sites());
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+    const auto cost = [](const LayoutCase& c) { return c.ranks() * c.accumulation; };
+    return cost(a.layout) < cost(b.layout);
+  });
+  std::vector<Mutant> mutants;
+  for (const CallSite& site : sites) {
+    for (const Mutation mutation : mutations_of(site)) mutants.push_back({site, mutation});
+  }
+  KillCount count;
+  for (std::size_t i = 0; i < mutants.size(); i += stride) {
+    bool happened = false;
+    std::string difference;
+    for (const Row& row : rows) {
+      if (!row.sites.contains(mutants[i].site)) continue;
+      bool here = false;
+      difference = difference_of(row.layout, mutants[i], &here);
+      ++count.runs;
+      happened = happened || here;
+      if (!difference.empty()) break;
+    }
+    if (!happened) continue;  // no row has a wrong group of this kind
+    ++count.mutants;
+    if (!difference.empty()) {
+      ++count.killed;
+    } else {
+      count.survivors.push_back(to_string(mutants[i]));
+    }
+  }
+  return count;
+}
+
+std::vector<LayoutCase> kill_rows() {
+  using Schedule = ParallelConfig::Schedule;
+  using Kind = RecomputeSpec::Kind;
+  return {{.model = "gpt2", .tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .distributed = true},
+          {.model = "llama",
+           .tp = 4,
+           .dp = 2,
+           .sequence_parallel = true,
+           .overlap = false,
+           .groups = 2,
+           .tensor_parallel_chunks = 3},
+          {.model = "llama", .tp = 4, .dp = 3, .distributed = true, .groups = 2},
+          {.model = "gpt2", .pp = 2, .dp = 3, .schedule = Schedule::kZbH1, .ragged = true},
+          {.model = "gpt2",
+           .tp = 3,
+           .pp = 2,
+           .dp = 2,
+           .schedule = Schedule::kInterleaved,
+           .chunks = 2,
+           .tensor_parallel_chunks = 3},
+          {.model = "gpt2",
+           .tp = 2,
+           .pp = 3,
+           .dp = 2,
+           .schedule = Schedule::kZbV,
+           .chunks = 2,
+           .sequence_parallel = true,
+           .distributed = true,
+           .stages = "E|t|t|t|t|L",
+           .recompute = {Kind::kSelective, 0, true, false, true}}};
+}
+
+}  // namespace weft::testing
