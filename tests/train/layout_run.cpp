@@ -232,6 +232,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hoo
     };
     const Groups groups(world, options.layout);
     Engine engine(rank.lane(), groups, options);
+    if (hooks.made) hooks.made(engine);
     training([&] { engine.initialize(); });
     const std::int64_t batch = batch_of(layout);
     const std::int64_t microbatches = batch / layout.dp;
@@ -261,6 +262,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hoo
       mine.losses.push_back(r.loss);
       mine.norms.push_back(r.grad_norm);
       mine.weights.push_back(values_of(engine, false));
+      if (hooks.stepped) hooks.stepped(engine, step);
       const std::string unlike = unlike_replicas(rank.lane(), groups, engine);
       if (mine.unlike.empty() && !unlike.empty()) mine.unlike = fmt::format("{}, step {}", unlike, step);
     }
@@ -324,6 +326,9 @@ bool same_bits(const LayoutResult& a, const LayoutResult& b, std::string* what) 
   if (a.norms != b.norms) *what = "norms";
   if (a.gradients != b.gradients) *what = "gradients";
   if (a.weights != b.weights) *what = "weights";
+  for (const std::string& unlike : {a.unlike, b.unlike}) {
+    if (!unlike.empty()) *what = "replicas: " + unlike;
+  }
   return what->empty();
 }
 

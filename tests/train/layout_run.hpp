@@ -56,7 +56,9 @@ struct RunHooks {
   std::function<std::unique_ptr<Communicator>(Communicator& world, const Layout& layout)> wrap;
   // Around what belongs to training, as against looking at its results: on this rank's wrapped world.
   std::function<void(Communicator& wrapped, bool training)> phase;
-  bool gradients = true;  // asked for on their own before the first step
+  std::function<void(Engine&)> made;               // before anything is done with it
+  std::function<void(Engine&, int step)> stepped;  // after a step, its weights whole
+  bool gradients = true;                           // asked for on their own before the first step
 };
 
 // The one-rank run that a case is held against, and its steps, made once.
@@ -71,7 +73,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps = 3, const RunHooks&
 // alike but for one unit in the last place for each step: a norm's weight of 1 is stored in steps of 1e-7,
 // which may be a hundredth of what a step changes.
 double worst_difference(const LayoutResult& a, const LayoutResult& b, double tolerance, std::string* what);
-// Whether every number has the same bits.
+// Whether every number has the same bits, on all replicas.
 bool same_bits(const LayoutResult& a, const LayoutResult& b, std::string* what);
 
 }  // namespace weft::testing

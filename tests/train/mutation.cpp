@@ -1,11 +1,15 @@
 #include "mutation.hpp"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <unwind.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "ops/elementwise.hpp"
@@ -320,23 +324,57 @@ const char* name_of(Mutation mutation) {
   return "?";
 }
 
-std::string to_string(const Mutant& mutant) {
-  std::string text = fmt::format("{} {}, {} (addr2line:", mutant.site.group, mutant.site.operation,
-                                 name_of(mutant.mutation));
-  for (const std::uintptr_t address : mutant.site.stack) {
+std::vector<std::string> functions_of(const CallSite& site) {
+  std::vector<std::string> names;
+  for (const std::uintptr_t address : site.stack) {
     Dl_info info{};
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
-    const bool known = dladdr(reinterpret_cast<void*>(address), &info) != 0;
-    text +=
-        fmt::format(" {:#x}", address - 1 - (known ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0));
+    const bool known = dladdr(reinterpret_cast<void*>(address - 1), &info) != 0 && info.dli_sname != nullptr;
+    if (!known) {
+      names.emplace_back("?");
+      continue;
+    }
+    int status = 0;
+    char* name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+    std::string text = status == 0 ? name : info.dli_sname;
+    std::free(name);
+    text = text.substr(0, text.find('('));
+    constexpr std::string_view kScope = "weft::";
+    names.push_back(text.starts_with(kScope) ? text.substr(kScope.size()) : text);
   }
-  return text + ")";
+  return names;
+}
+
+std::string to_string(const Mutant& mutant) {
+  return fmt::format("{} {} done wrongly ({}) by {}", mutant.site.group, mutant.site.operation,
+                     name_of(mutant.mutation), fmt::join(functions_of(mutant.site), " < "));
+}
+
+std::string equivalent(const Mutant& mutant) {
+  const CallSite& site = mutant.site;
+  const std::vector<std::string> functions = functions_of(site);
+  const auto in = [&](const char* name) {
+    return std::any_of(functions.begin(), functions.end(),
+                       [&](const std::string& f) { return f.find(name) != std::string::npos; });
+  };
+  if (in("gradient_norm") && site.group == "dp" && mutant.mutation == Mutation::kShiftTp) {
+    return "the sum over the model that follows has every rank's squares once again";
+  }
+  if (in("gradient_norm") && site.group == "model" && mutant.mutation == Mutation::kShiftDp) {
+    return "every data-parallel rank has the same squares";
+  }
+  if (in("RecomputedSublayer::backward") && in("RowParallelLinear::forward")) {
+    return "the second pass through a feed-forward network is for what it saves; nobody reads its result";
+  }
+  return {};
 }
 
 std::vector<Mutation> mutations_of(const CallSite& site) {
   const std::string& call = site.operation;
   if (call == "send") return {};  // spoiled where it arrives
-  std::vector<Mutation> all{Mutation::kSkip, Mutation::kShiftDp, Mutation::kShiftTp};
+  std::vector<Mutation> all{Mutation::kSkip};
+  if (site.group != "dp" && site.group != "world") all.push_back(Mutation::kShiftDp);
+  if (site.group != "tp" && site.group != "model" && site.group != "world") all.push_back(Mutation::kShiftTp);
   // A maximum does not change when it is taken twice.
   if (call == "all_reduce" || call == "reduce_scatter") {
     all.insert(all.end(), {Mutation::kTwice, Mutation::kAverage});

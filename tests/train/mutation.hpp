@@ -43,8 +43,13 @@ struct Mutant {
   auto operator<=>(const Mutant&) const = default;
 };
 std::string to_string(const Mutant& mutant);
+// The functions of a stack, innermost first; "?" for one without a symbol.
+std::vector<std::string> functions_of(const CallSite& site);
+// Why the run is the same although the call is wrong; empty: it must not be.
+std::string equivalent(const Mutant& mutant);
 
-// What makes sense for the operation: no average of a maximum.
+// What makes sense for the operation and the group: no average of a maximum, no other tensor-parallel ranks
+// in a group that has all of them.
 std::vector<Mutation> mutations_of(const CallSite& site);
 
 // The call sites of a run, gathered from all its ranks.

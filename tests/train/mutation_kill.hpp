@@ -6,7 +6,7 @@
 namespace weft::testing {
 
 struct KillCount {
-  int mutants = 0, killed = 0, runs = 0;
+  int mutants = 0, killed = 0, equivalent = 0, runs = 0;
   std::vector<std::string> survivors;
 };
 

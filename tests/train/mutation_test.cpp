@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "mutation_kill.hpp"
 
 namespace weft::testing {
@@ -26,6 +28,50 @@ TEST(Mutation, SampledOnesAreKilled) {
   EXPECT_GE(count.mutants, 15);
   EXPECT_TRUE(count.survivors.empty()) << fmt::format("{}", fmt::join(count.survivors, "\n"));
   fmt::print("{} mutants, {} killed in {} runs\n", count.mutants, count.killed, count.runs);
+}
+
+// What the marks of parameters say, said wrongly on every rank.
+struct FlagMutant {
+  const char* name;
+  std::function<void(ParamTraits&, LogicalTensor&)> change;
+};
+
+std::vector<FlagMutant> flag_mutants() {
+  return {
+      {"what is whole is summed over tp nowhere",
+       [](ParamTraits&, LogicalTensor& t) { t.partial_gradient = t.partial_gradient && t.cut >= 0; }},
+      {"what is whole is summed over tp everywhere",
+       [](ParamTraits&, LogicalTensor& t) { t.partial_gradient = t.partial_gradient || t.cut < 0; }},
+      {"shared heads are not summed",
+       [](ParamTraits&, LogicalTensor& t) { t.partial_gradient = t.partial_gradient && t.cut < 0; }},
+      {"shared heads count in the norm on each rank", [](ParamTraits&, LogicalTensor& t) { t.replica = 0; }},
+      {"the copy of the embeddings counts in the norm",
+       [](ParamTraits& p, LogicalTensor&) { p.copy = false; }},
+      {"the embeddings of two stages are not summed",
+       [](ParamTraits& p, LogicalTensor&) { p.own_bucket = false; }},
+      {"everything decays", [](ParamTraits& p, LogicalTensor&) { p.decay = true; }}};
+}
+
+TEST(Mutation, WrongMarksOfParametersAreKilled) {
+  std::vector<LayoutCase> rows = kill_rows();
+  rows.push_back({.model = "gpt2", .tp = 2, .pp = 2});
+  for (const FlagMutant& mutant : flag_mutants()) {
+    int killed = 0;
+    for (const LayoutCase& layout : rows) {
+      RunHooks hooks;
+      hooks.made = [&](Engine& engine) {
+        for (const auto& param : engine.params().all()) {
+          for (const LogicalTensor& part : param->parts()) {
+            // Neither is a const object.
+            mutant.change(const_cast<ParamTraits&>(param->traits()), const_cast<LogicalTensor&>(part));
+          }
+        }
+      };
+      std::string what;
+      killed += worst_difference(run_layout(layout, 1, hooks), reference_of(layout, 1), 1e-5, &what) > 1;
+    }
+    EXPECT_GT(killed, 0) << mutant.name;
+  }
 }
 
 }  // namespace

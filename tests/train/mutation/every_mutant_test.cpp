@@ -10,8 +10,8 @@ namespace {
 
 void expect_all_killed(const std::vector<LayoutCase>& rows) {
   const KillCount count = kill(rows);
-  fmt::print("{} rows: {} mutants, {} killed, {} survivors, {} runs\n", rows.size(), count.mutants,
-             count.killed, count.survivors.size(), count.runs);
+  fmt::print("{} rows: {} mutants, {} killed, {} survivors, {} equivalent, {} runs\n", rows.size(),
+             count.mutants, count.killed, count.survivors.size(), count.equivalent, count.runs);
   EXPECT_EQ(count.killed, count.mutants) << fmt::format("{}", fmt::join(count.survivors, "\n"));
 }
 

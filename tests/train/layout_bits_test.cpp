@@ -1,0 +1,93 @@
+// What may not change a single bit: the order in which a schedule does the same sums, what is computed again,
+// what overlaps with what, and where the buckets end.
+#include <gtest/gtest.h>
+
+#include "layout_run.hpp"
+
+namespace weft::testing {
+namespace {
+
+using Schedule = ParallelConfig::Schedule;
+using Kind = RecomputeSpec::Kind;
+
+LayoutCase base_of(const char* model, DType dtype, bool sequence_parallel, bool distributed) {
+  return {.model = model,
+          .tp = 2,
+          .pp = 2,
+          .dp = 2,
+          .sequence_parallel = sequence_parallel,
+          .distributed = distributed,
+          .ragged = true,
+          .dtype = dtype,
+          .groups = model == std::string("llama") ? 2 : 12};
+}
+
+std::vector<LayoutCase> variants_of(const LayoutCase& base) {
+  std::vector<LayoutCase> all;
+  const auto add = [&](const auto& change) {
+    all.push_back(base);
+    change(all.back());
+  };
+  add([](LayoutCase& c) { c.schedule = Schedule::kGpipe; });
+  add([](LayoutCase& c) { c.schedule = Schedule::kZbH1; });
+  add([](LayoutCase& c) { c.overlap = false; });
+  add([](LayoutCase& c) {
+    c.overlap = false;
+    c.schedule = Schedule::kZbH1;
+  });
+  add([](LayoutCase& c) { c.recompute = {.kind = Kind::kUniform, .layers = 2}; });
+  add([](LayoutCase& c) { c.recompute = {.kind = Kind::kBlock, .layers = 1}; });
+  add([](LayoutCase& c) { c.recompute = {.kind = Kind::kSelective, .core_attention = true}; });
+  add([](LayoutCase& c) { c.recompute = {.kind = Kind::kSelective, .mlp = true, .norms = true}; });
+  add([](LayoutCase& c) {
+    c.recompute = {.kind = Kind::kSelective, .core_attention = true, .norms = true};
+    c.schedule = Schedule::kZbH1;
+  });
+  add([](LayoutCase& c) { c.tensor_parallel_chunks = 3; });
+  add([](LayoutCase& c) {
+    c.tensor_parallel_chunks = 2;
+    c.schedule = Schedule::kZbH1;
+    c.recompute = {.kind = Kind::kUniform, .layers = 1};
+  });
+  if (!base.distributed) {  // else a norm is summed from other pieces
+    add([](LayoutCase& c) { c.bucket = 1; });
+    add([](LayoutCase& c) { c.bucket = 1'000'000; });
+  }
+  return all;
+}
+
+class LayoutBits : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(LayoutBits, AreTheSame) {
+  const LayoutResult expected = run_layout(GetParam());
+  for (const LayoutCase& variant : variants_of(GetParam())) {
+    std::string what;
+    EXPECT_TRUE(same_bits(run_layout(variant), expected, &what)) << variant.name() << ": " << what;
+  }
+  // And a run can differ at all.
+  LayoutCase other = GetParam();
+  other.dp = 1;
+  other.ragged = false;
+  std::string what;
+  EXPECT_FALSE(same_bits(run_layout(other), expected, &what));
+}
+
+std::string test_name(const ::testing::TestParamInfo<LayoutCase>& row) {
+  std::string name = row.param.name();
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, LayoutBits,
+                         ::testing::Values(base_of("gpt2", DType::kF32, true, false),
+                                           base_of("gpt2", DType::kBF16, true, false),
+                                           base_of("llama", DType::kF32, true, true),
+                                           base_of("llama", DType::kBF16, true, true),
+                                           base_of("llama", DType::kBF16, false, false),
+                                           base_of("gpt2", DType::kF32, false, true)),
+                         test_name);
+
+}  // namespace
+}  // namespace weft::testing
