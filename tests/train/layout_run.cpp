@@ -64,22 +64,6 @@ std::int64_t batch_of(const LayoutCase& layout) {
   return layout.global_batch > 0 ? layout.global_batch : kBatch * layout.accumulation;
 }
 
-// Sample `id` of a data set that every layout sees alike.
-void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out) {
-  const RandomKey key = RandomKey{911}.with(static_cast<std::uint64_t>(id));
-  const auto vocabulary = static_cast<std::uint32_t>(layout.vocabulary);
-  for (std::int64_t i = 0; i < kSequence; ++i) {
-    const Philox bits = philox(key, static_cast<std::uint64_t>(i));
-    out.tokens.push_back(static_cast<std::int32_t>(bits[0] % vocabulary));
-    bool masked = layout.ragged && (id % 5 == 3 || i >= kSequence - id % 7);
-    if (layout.only_target >= 0) masked = id % batch_of(layout) * kSequence + i != layout.only_target;
-    out.labels.push_back(masked ? -100 : static_cast<std::int32_t>(bits[1] % vocabulary));
-    out.target_tokens += masked ? 0 : 1;
-  }
-  out.sample_ids.push_back(id);
-  ++out.rows;
-}
-
 Gradients values_of(Engine& engine, bool gradients) {
   Gradients all;
   const auto keep = [&](const LogicalTensor& tensor, const Tensor& whole) {
@@ -196,6 +180,22 @@ ParallelConfig parallel_of(const LayoutCase& layout) {
 
 }  // namespace
 
+void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out) {
+  out.sequence_length = kSequence;
+  const RandomKey key = RandomKey{911}.with(static_cast<std::uint64_t>(id));
+  const auto vocabulary = static_cast<std::uint32_t>(layout.vocabulary);
+  for (std::int64_t i = 0; i < kSequence; ++i) {
+    const Philox bits = philox(key, static_cast<std::uint64_t>(i));
+    out.tokens.push_back(static_cast<std::int32_t>(bits[0] % vocabulary));
+    bool masked = layout.ragged && (id % 5 == 3 || i >= kSequence - id % 7);
+    if (layout.only_target >= 0) masked = id % batch_of(layout) * kSequence + i != layout.only_target;
+    out.labels.push_back(masked ? -100 : static_cast<std::int32_t>(bits[1] % vocabulary));
+    out.target_tokens += masked ? 0 : 1;
+  }
+  out.sample_ids.push_back(id);
+  ++out.rows;
+}
+
 Layout layout_of(const LayoutCase& layout) {
   return weft::layout_of(parallel_of(layout), model_of(layout));
 }
@@ -240,7 +240,6 @@ LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hoo
     const auto source_of = [&](std::int64_t first) -> MicrobatchSource {
       return [&, first](std::int64_t index, Batch& out) {
         out = Batch{};
-        out.sequence_length = kSequence;
         fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout, out);
       };
     };

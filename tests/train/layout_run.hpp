@@ -66,6 +66,8 @@ LayoutCase one_rank_of(const LayoutCase& layout);
 const LayoutResult& reference_of(const LayoutCase& layout, int steps = 3);
 
 Layout layout_of(const LayoutCase& layout);
+// Adds sample `id` of a data set that every layout sees alike, of 12 tokens.
+void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out);
 // `steps` SGD steps (no momentum) from the seed's weights. Runs on thread ranks.
 LayoutResult run_layout(const LayoutCase& layout, int steps = 3, const RunHooks& hooks = {});
 
