@@ -171,7 +171,9 @@ TEST(LayoutCases, EvaluationHasItsOwnNumberOfMicrobatches) {
         out = Batch{};
         fill_row(700 + index, layout, out);
       };
-      sum = engine.evaluate(microbatches, source).sum;
+      const Engine::LossSum loss = engine.evaluate(microbatches, source);
+      EXPECT_EQ(loss.tokens, 12 * microbatches);  // of all of them
+      sum = loss.sum;
     };
     run_layout(layout, 1, hooks);
     return sum.load();

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,11 @@ struct LayoutCase {
   int ranks() const { return tp * pp * dp; }
   std::string name() const;
 };
+
+// GoogleTest's name of a parameter.
+inline void PrintTo(const LayoutCase& layout, std::ostream* out) {
+  *out << layout.name();
+}
 
 struct LayoutResult {
   DType dtype = DType::kF32;
