@@ -200,6 +200,13 @@ std::vector<TableRow> covering_rows() {
   return rows;
 }
 
+std::vector<TableRow> random_rows(std::uint32_t seed, std::size_t count) {
+  std::mt19937 random(seed);
+  std::vector<TableRow> rows;
+  while (rows.size() < count) rows.push_back(grow({}, {}, random));  // wants nothing: each level as it comes
+  return rows;
+}
+
 LayoutCase case_of(const TableRow& row) {
   const int model = level(row, Factor::kModel);
   LayoutCase c;

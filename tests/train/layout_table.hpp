@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ using TableRow = std::array<int, kFactors>;
 bool legal(const TableRow& row);
 // Rows found greedily; the same on every machine.
 std::vector<TableRow> covering_rows();
+// Any legal rows; the same for a seed on every machine.
+std::vector<TableRow> random_rows(std::uint32_t seed, std::size_t count);
 LayoutCase case_of(const TableRow& row);
 
 }  // namespace weft::testing

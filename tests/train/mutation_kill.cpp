@@ -14,7 +14,7 @@ struct Row {
 
 constexpr int kSteps = 1;
 
-std::string difference_of(const LayoutCase& layout, const Mutant& mutant, bool* happened) {
+std::string difference_of(const LayoutCase& layout, const Mutant& mutant, bool* happened, bool* stopped) {
   std::atomic<bool> passed = false;
   std::string what;
   try {
@@ -22,6 +22,7 @@ std::string difference_of(const LayoutCase& layout, const Mutant& mutant, bool* 
     if (worst_difference(result, reference_of(layout, kSteps), 1e-5, &what) <= 1) what.clear();
   } catch (const std::exception& error) {  // an overflow, or what the program checks by itself
     what = error.what();
+    *stopped = true;
   }
   *happened = passed;
   return what;
@@ -53,14 +54,15 @@ KillCount kill(const std::vector<LayoutCase>& layouts, std::size_t stride) {
       ++count.equivalent;
       continue;
     }
-    bool happened = false;
+    bool happened = false, stopped = false;
     std::string difference;
     for (const Row& row : rows) {
       const bool possible = (mutants[i].mutation != Mutation::kShiftDp || row.layout.dp > 1) &&
                             (mutants[i].mutation != Mutation::kShiftTp || row.layout.tp > 1);
       if (!possible || !row.sites.contains(mutants[i].site)) continue;
       bool here = false;
-      difference = difference_of(row.layout, mutants[i], &here);
+      stopped = false;
+      difference = difference_of(row.layout, mutants[i], &here, &stopped);
       ++count.runs;
       happened = happened || here;
       if (!difference.empty()) break;
@@ -69,6 +71,7 @@ KillCount kill(const std::vector<LayoutCase>& layouts, std::size_t stride) {
     ++count.mutants;
     if (!difference.empty()) {
       ++count.killed;
+      count.stopped += stopped ? 1 : 0;
     } else {
       count.survivors.push_back(to_string(mutants[i]));
     }

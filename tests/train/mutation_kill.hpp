@@ -7,6 +7,7 @@ namespace weft::testing {
 
 struct KillCount {
   int mutants = 0, killed = 0, equivalent = 0, runs = 0;
+  int stopped = 0;  // of the killed ones: by an error of the program, not by a number
   std::vector<std::string> survivors;
 };
 
