@@ -221,7 +221,7 @@ LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hoo
 
   LayoutResult result;
   std::mutex mutex;
-  run_local_ranks({.ranks = layout.ranks(), .timeout = std::chrono::seconds(60)}, [&](Communicator& real) {
+  run_local_ranks({.ranks = layout.ranks(), .timeout = hooks.timeout}, [&](Communicator& real) {
     TestRank rank(std::size_t{1} << 25);
     const std::unique_ptr<Communicator> wrapped = hooks.wrap ? hooks.wrap(real, options.layout) : nullptr;
     Communicator& world = wrapped ? *wrapped : real;

@@ -1,6 +1,7 @@
 // One training run of a tiny model on any layout, and everything about it that must not depend on the layout.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -64,6 +65,7 @@ struct RunHooks {
   std::function<void(Communicator& wrapped, bool training)> phase;
   std::function<void(Engine&)> made;               // before anything is done with it
   std::function<void(Engine&, int step)> stepped;  // after a step, its weights whole
+  std::chrono::seconds timeout{60};                // of a collective
   bool gradients = true;                           // asked for on their own before the first step
 };
 

@@ -397,6 +397,7 @@ std::set<CallSite> SiteLog::sites() const {
 RunHooks mutated(const LayoutCase& layout, const Mutant* mutant, SiteLog* log, std::atomic<bool>* happened) {
   auto run = std::make_shared<MutatedRun>(layout_of(layout).mesh, mutant, log, happened);
   RunHooks hooks;
+  hooks.timeout = std::chrono::seconds(10);  // ranks of a wrong group may wait for each other
   hooks.wrap = [run](Communicator& world, const Layout&) -> std::unique_ptr<Communicator> {
     auto shared = std::make_shared<Shared>();
     shared->run = run;
