@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help demo build test bench sanitize format format-check tidy doctor clean deps configure with-mpi
+.PHONY: help demo build test test-long bench sanitize format format-check tidy doctor clean deps configure with-mpi
 
 help:             ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,10 @@ build: configure  ## Release build of the program: build/weft
 
 test: with-mpi    ## build everything and run every test
 	@cmake --build $(BUILD) --parallel $(JOBS)
-	@scripts/run_ctest.sh $(BUILD)
+	@scripts/run_ctest.sh $(BUILD) -LE mutation
+
+test-long: test   ## the tests, then every wrong collective and random layouts: minutes more
+	@scripts/run_ctest.sh $(BUILD) -L mutation
 
 bench: deps-bench configure  ## time the operations
 	@scripts/bench.sh $(BUILD) $(JOBS)

@@ -204,7 +204,7 @@ std::pair<std::size_t, std::size_t> peak_bytes(bool row, bool sequence_parallel,
   const nn::ChunkedBorder& chunked =
       sequence_parallel ? static_cast<const nn::ChunkedBorder&>(chunked_cut) : chunked_replicated;
   const std::int64_t in = row ? 1024 : 512, out = row ? 512 : 1024;
-  Param w("w", {out, in}, {{"w", {out, in}, -1, 0, out, 0, {}}}, true);
+  Param w("w", {out, in}, {{"w", {out, in}, -1, 0, out, 0, {}}}, {.decay = true});
   w.bind(lane.alloc(DType::kF32, {out, in}, "w"), lane.alloc(DType::kF32, {out, in}, "dw"), nullptr);
   w.begin_step(1);
   std::unique_ptr<nn::Linear> linear;

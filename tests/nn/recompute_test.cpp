@@ -80,7 +80,7 @@ class Layers {
 
  private:
   const Param& param(const std::string& name, const Shape& shape) {
-    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, shape.rank() > 1);
+    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, {.decay = shape.rank() > 1});
     const std::uint64_t seed = params_.all().size();
     p->bind(random_tensor(lane_, shape, dtype_, seed),
             random_tensor(lane_, shape, accumulator_of(dtype_), 1000 + seed), nullptr);
@@ -124,7 +124,7 @@ class Layers {
         nn::HeadCounts{kHeads, kHeads, kHeadDim}, std::move(qkv), std::make_unique<nn::NoRotation>(),
         std::move(core),
         std::make_unique<nn::RowParallelLinear>(border_, param(at + "proj", {kHidden, kHidden})));
-    slots.attention_bda = std::make_unique<nn::BiasDropoutAdd>(&param(at + "proj.b", {kHidden}), 0.2,
+    slots.attention_bda = std::make_unique<nn::BiasDropoutAdd>(border_, &param(at + "proj.b", {kHidden}), 0.2,
                                                                nn::dropout_site(i, "attention"));
     slots.pre_mlp_norm = norm(at + "pre_mlp_norm", norms_again && !mlp_again, &pre_mlp);
     auto fc1 = column(at + "fc1", kFfn, pre_mlp);
@@ -132,7 +132,7 @@ class Layers {
         std::move(fc1), std::make_unique<nn::PlainActivation>(ops::Activation::kGeluTanh),
         std::make_unique<nn::RowParallelLinear>(border_, param(at + "fc2", {kHidden, kFfn})));
     if (mlp_again) slots.mlp = std::make_unique<nn::RecomputedSublayer>(std::move(slots.mlp));
-    slots.mlp_bda = std::make_unique<nn::BiasDropoutAdd>(&param(at + "fc2.b", {kHidden}), 0.2,
+    slots.mlp_bda = std::make_unique<nn::BiasDropoutAdd>(border_, &param(at + "fc2.b", {kHidden}), 0.2,
                                                          nn::dropout_site(i, "mlp"));
     return std::make_unique<TransformerLayer>(std::move(slots));
   }
@@ -318,7 +318,7 @@ TEST(Recompute, AnotherModuleBetweenNormAndLinearIsNoticed) {
   const auto self = self_communicator("tp");
   const nn::ReplicatedBorder border(*self);
   const auto param = [&](const std::string& name, const Shape& shape) -> const Param& {
-    Param* p = params.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, false);
+    Param* p = params.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, {});
     p->bind(random_tensor(lane, shape, DType::kF32, 1), random_tensor(lane, shape, DType::kF32, 2), nullptr);
     return *p;
   };

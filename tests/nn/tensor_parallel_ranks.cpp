@@ -76,7 +76,7 @@ const Param& ShardedRank::param(const std::string& name, const std::vector<Piece
     t.init = {Init::Kind::kNormal, 0.4};
     parts.push_back(t);
   }
-  Param* p = params_.add(name, std::move(parts), columns > 0);
+  Param* p = params_.add(name, std::move(parts), {.decay = columns > 0});
   const Tensor weight = lane_.alloc(form_.dtype, p->local_shape(), "test");
   initialize(lane_.workers, *p, weight, RandomKey{17});
   p->bind(weight, lane_.alloc(accumulator_of(form_.dtype), p->local_shape(), "test"), nullptr);

@@ -88,7 +88,7 @@ Results row(ShardedRank& r) {
 Results row_with_bias(ShardedRank& r) {
   const std::int64_t in = 5 * r.form().unit;
   const auto linear = r.row("w", kH, in);
-  const nn::BiasDropoutAdd add(&r.vector("bias", kH), 0, nn::dropout_site(0, "mlp"));
+  const nn::BiasDropoutAdd add(r.border(), &r.vector("bias", kH), 0, nn::dropout_site(0, "mlp"));
   const Tensor residual = r.part(hidden(r), r.outside(), 8);
   return run(
       r, {sequence(r), kB, in}, Cut::kColumns, hidden(r), r.outside(),
