@@ -1,7 +1,7 @@
 // How much of the communication overlap hides, by wall clock: thread ranks on a pretended link of 100 us and
 // 1 GB/s (LinkModel, queued), compute about 1.5 times as long as the communication it is to hide.
 //
-//   overlap_bench [--quick] [--rounds N] [--threads N] [data] [pipeline] [tensor]
+//   overlap_bench [--quick] [--rounds N] [--threads N] [mechanism] [data] [pipeline] [tensor]
 //
 // No part named: all of them. --threads: of each rank. Needs a core for every thread of every rank (at most 4
 // ranks), and one or two more: the copies of the pretended link are made by threads of its own.
@@ -54,17 +54,20 @@ void run(const std::vector<std::string>& arguments) {
       settings.rounds = value();
     } else if (argument == "--threads") {
       settings.threads = value();
-    } else if (argument == "data" || argument == "pipeline" || argument == "tensor") {
+    } else if (argument == "mechanism" || argument == "data" || argument == "pipeline" ||
+               argument == "tensor") {
       parts.insert(argument);
     } else {
       throw ConfigError({fmt::format(
-          "'{}' is neither an option (--quick, --rounds N, --threads N) nor a part (data, pipeline, tensor)",
+          "'{}' is neither an option (--quick, --rounds N, --threads N) nor a part (mechanism, data, "
+          "pipeline, tensor)",
           argument)});
     }
   }
   const auto wanted = [&](const char* part) { return parts.empty() || parts.contains(part); };
   const auto start = std::chrono::steady_clock::now();
   print_header();
+  if (wanted("mechanism")) measure_mechanism(settings);
   if (wanted("data")) measure_data_parallel(settings);
   if (wanted("pipeline")) measure_pipeline(settings);
   if (wanted("tensor")) measure_tensor_parallel(settings);

@@ -43,6 +43,7 @@ struct Row {
 void print_header();
 void print(const Row& row);
 
+void measure_mechanism(const Settings& settings);
 void measure_data_parallel(const Settings& settings);
 void measure_pipeline(const Settings& settings);
 void measure_tensor_parallel(const Settings& settings);
