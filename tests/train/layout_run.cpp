@@ -200,7 +200,9 @@ Layout layout_of(const LayoutCase& layout) {
   return weft::layout_of(parallel_of(layout), model_of(layout));
 }
 
-LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hooks) {
+namespace {
+
+EngineOptions options_of(const LayoutCase& layout) {
   EngineOptions options;
   options.model = model_of(layout);
   options.dtype = layout.dtype;
@@ -218,54 +220,65 @@ LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hoo
   options.recompute = layout.recompute;
   options.label_smoothing = 0.1;
   options.z_loss = 1e-2;
+  return options;
+}
 
+}  // namespace
+
+LayoutResult run_layout_rank(const LayoutCase& layout, Communicator& real, int steps, const RunHooks& hooks) {
+  const EngineOptions options = options_of(layout);
+  TestRank rank(std::size_t{1} << 25);
+  const std::unique_ptr<Communicator> wrapped = hooks.wrap ? hooks.wrap(real, options.layout) : nullptr;
+  Communicator& world = wrapped ? *wrapped : real;
+  const auto training = [&](const auto& body) {
+    if (hooks.phase) hooks.phase(world, true);
+    body();
+    if (hooks.phase) hooks.phase(world, false);
+  };
+  const Groups groups(world, options.layout);
+  Engine engine(rank.lane(), groups, options);
+  if (hooks.made) hooks.made(engine);
+  training([&] { engine.initialize(); });
+  const std::int64_t batch = batch_of(layout);
+  const std::int64_t microbatches = batch / layout.dp;
+  LayoutResult mine{.dtype = layout.dtype};
+  const auto source_of = [&](std::int64_t first) -> MicrobatchSource {
+    return [&, first](std::int64_t index, Batch& out) {
+      out = Batch{};
+      fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout, out);
+    };
+  };
+  if (hooks.gradients) {
+    training([&] { engine.gradients(microbatches, source_of(0)); });
+    mine.gradients = values_of(engine, true);
+  }
+  mine.weights.push_back(values_of(engine, false));
+  for (int step = 1; step <= steps; ++step) {
+    const MicrobatchSource source = source_of((step - 1) * batch);
+    StepResult r;
+    training([&] {
+      r = engine.train_step({.iteration = step,
+                             .microbatches = microbatches,
+                             .source = source,
+                             .lr = 0.5,
+                             .weight_decay = 0.01});
+    });
+    mine.losses.push_back(r.loss);
+    mine.norms.push_back(r.grad_norm);
+    mine.weights.push_back(values_of(engine, false));
+    if (hooks.stepped) hooks.stepped(engine, step);
+    const std::string unlike = unlike_replicas(rank.lane(), groups, engine);
+    if (mine.unlike.empty() && !unlike.empty()) mine.unlike = fmt::format("{}, step {}", unlike, step);
+  }
+  engine.flush();
+  return mine;
+}
+
+LayoutResult run_layout(const LayoutCase& layout, int steps, const RunHooks& hooks) {
   LayoutResult result;
   std::mutex mutex;
-  run_local_ranks({.ranks = layout.ranks(), .timeout = hooks.timeout}, [&](Communicator& real) {
-    TestRank rank(std::size_t{1} << 25);
-    const std::unique_ptr<Communicator> wrapped = hooks.wrap ? hooks.wrap(real, options.layout) : nullptr;
-    Communicator& world = wrapped ? *wrapped : real;
-    const auto training = [&](const auto& body) {
-      if (hooks.phase) hooks.phase(world, true);
-      body();
-      if (hooks.phase) hooks.phase(world, false);
-    };
-    const Groups groups(world, options.layout);
-    Engine engine(rank.lane(), groups, options);
-    if (hooks.made) hooks.made(engine);
-    training([&] { engine.initialize(); });
-    const std::int64_t batch = batch_of(layout);
-    const std::int64_t microbatches = batch / layout.dp;
-    LayoutResult mine{.dtype = layout.dtype};
-    const auto source_of = [&](std::int64_t first) -> MicrobatchSource {
-      return [&, first](std::int64_t index, Batch& out) {
-        out = Batch{};
-        fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout, out);
-      };
-    };
-    if (hooks.gradients) {
-      training([&] { engine.gradients(microbatches, source_of(0)); });
-      mine.gradients = values_of(engine, true);
-    }
-    mine.weights.push_back(values_of(engine, false));
-    for (int step = 1; step <= steps; ++step) {
-      const MicrobatchSource source = source_of((step - 1) * batch);
-      StepResult r;
-      training([&] {
-        r = engine.train_step({.iteration = step,
-                               .microbatches = microbatches,
-                               .source = source,
-                               .lr = 0.5,
-                               .weight_decay = 0.01});
-      });
-      mine.losses.push_back(r.loss);
-      mine.norms.push_back(r.grad_norm);
-      mine.weights.push_back(values_of(engine, false));
-      if (hooks.stepped) hooks.stepped(engine, step);
-      const std::string unlike = unlike_replicas(rank.lane(), groups, engine);
-      if (mine.unlike.empty() && !unlike.empty()) mine.unlike = fmt::format("{}, step {}", unlike, step);
-    }
-    engine.flush();
+  run_local_ranks({.ranks = layout.ranks(), .timeout = hooks.timeout}, [&](Communicator& world) {
+    LayoutResult mine = run_layout_rank(layout, world, steps, hooks);
     const std::lock_guard lock(mutex);
     std::string unlike = result.unlike.empty() ? mine.unlike : result.unlike;
     if (world.rank() == 0) result = std::move(mine);

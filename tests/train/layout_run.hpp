@@ -78,6 +78,9 @@ Layout layout_of(const LayoutCase& layout);
 void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out);
 // `steps` SGD steps (no momentum) from the seed's weights. Runs on thread ranks.
 LayoutResult run_layout(const LayoutCase& layout, int steps = 3, const RunHooks& hooks = {});
+// One rank of such a run, in a world of layout.ranks() ranks of any kind. What is gathered is on rank 0.
+LayoutResult run_layout_rank(const LayoutCase& layout, Communicator& world, int steps = 3,
+                             const RunHooks& hooks = {});
 
 // The worst ratio of a quantity to its tolerance; above 1 is a failure. `what` names it. Weights are held
 // alike but for one unit in the last place for each step: a norm's weight of 1 is stored in steps of 1e-7,
