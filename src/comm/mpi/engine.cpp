@@ -297,6 +297,33 @@ void Engine::dispatch(Transfer& transfer, std::size_t bytes) {
   if (--task.transfers_ == 0) retire(task);
 }
 
+bool Engine::begin_queued() {
+  constexpr int kPieces = 2;  // one that is being summed, one whose data is on its way
+  std::vector<std::shared_ptr<Task>> rest;
+  std::vector<const Group*> full;  // groups of which no further piece may begin
+  for (std::shared_ptr<Task>& task : queued_) {
+    if (ended_) break;
+    const Group* group = &task->group();
+    if (task->is_piece()) {
+      const auto active = std::count_if(active_.begin(), active_.end(), [&](const auto& other) {
+        return other->is_piece() && &other->group() == group;
+      });
+      if (active >= kPieces || std::find(full.begin(), full.end(), group) != full.end()) {
+        full.push_back(group);
+        rest.push_back(std::move(task));
+        continue;
+      }
+    }
+    active_.push_back(task);
+    ++task->transfers_;  // not done before it has begun
+    task->begin(*this);
+    if (--task->transfers_ == 0) retire(*task);
+  }
+  const bool begun = rest.size() < queued_.size();
+  queued_ = std::move(rest);
+  return begun;
+}
+
 void Engine::retire(Task& task) {
   task.complete(*this);
   const auto place = std::find_if(active_.begin(), active_.end(),
@@ -357,14 +384,9 @@ void Engine::loop() {
       finished_[static_cast<std::size_t>(rank_)] = Clock::now();
       tell_all({Control::kFinished, rank_, ""});
     }
-    for (const std::shared_ptr<Task>& task : fresh) {
-      if (ended_) break;
-      active_.push_back(task);
-      ++task->transfers_;  // not done before it has begun
-      task->begin(*this);
-      if (--task->transfers_ == 0) retire(*task);
-    }
-    moved = pump() || !fresh.empty();
+    queued_.insert(queued_.end(), fresh.begin(), fresh.end());
+    const bool begun = begin_queued();
+    moved = pump() || begun;
     pause = moved ? kShortest
                   : std::min(std::chrono::microseconds(2 * pause), std::chrono::microseconds(kLongest));
     look();

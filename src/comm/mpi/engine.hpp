@@ -57,6 +57,9 @@ class Task {
   virtual void received(Engine& engine, Part part, int peer, std::size_t bytes) = 0;
   virtual void sent(Engine&, Part, int /*peer*/) {}
   virtual void complete(Engine&) {}
+  // One of many pieces of an operation that take memory while they are under way: of a group's, two at a time
+  // are begun, in order.
+  virtual bool is_piece() const { return false; }
   // Called over and over while the task is under way.
   virtual void look(std::chrono::steady_clock::time_point /*now*/) {}
   // "group 'dp' (ranks 0 2 4): all_reduce(F32 [4], sum) #12"
@@ -129,6 +132,8 @@ class Engine {
   bool pump();
   void dispatch(Transfer& transfer, std::size_t bytes);
   void retire(Task& task);
+  // Begins what may; false if nothing.
+  bool begin_queued();
   void add(MPI_Request request, std::shared_ptr<Transfer> transfer);
   void transfer(Task& task, Part part, int peer, std::byte* data, std::size_t bytes, bool receive);
   int tag(std::uint64_t sequence, Part part) const;
@@ -166,7 +171,8 @@ class Engine {
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   std::vector<std::shared_ptr<Task>> active_;
-  int claimant_ = -1;  // the lowest other rank that has failed
+  std::vector<std::shared_ptr<Task>> queued_;  // not yet begun, in the order of submission
+  int claimant_ = -1;                          // the lowest other rank that has failed
   Clock::time_point abort_due_ = Clock::time_point::max();
   std::vector<std::optional<Clock::time_point>> finished_;  // when each rank's body had returned
   std::vector<std::string> answers_;                        // each rank's last call

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/calls.hpp"
@@ -9,6 +10,9 @@
 
 namespace weft::mpi {
 namespace {
+
+// Reductions take (ranks - 1) times this beside their tensors, twice over, and no more.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
 // This rank's part in one call. Holds the tensors until they are its own again.
 class MpiOperation : public Operation {
@@ -146,6 +150,24 @@ class MpiCommunicator : public Communicator {
     operation->add(std::make_shared<Collective>(group_, next_++, std::move(call), std::move(moves)));
     return Async<Tensor>(result, std::move(operation));
   }
+  // A long collective in pieces of `step` of its `elems` elements; make(begin, count) moves one. The pieces
+  // carry the whole call, so that calls that differ are named as such.
+  template <class Make>
+  Async<Tensor> start_pieces(Call call, std::int64_t elems, std::int64_t step, const Tensor& result,
+                             std::vector<Tensor> held, const Make& make) {
+    bytes_ += call.bytes_sent;
+    auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+    for (std::int64_t begin = 0; begin < elems; begin += step) {
+      const std::int64_t count = std::min(step, elems - begin);
+      operation->add(std::make_shared<Collective>(group_, next_++, call,
+                                                  [make, begin, count] { return make(begin, count); }));
+    }
+    return Async<Tensor>(result, std::move(operation));
+  }
+  static View flat(const View& view, std::int64_t begin, std::int64_t count, DType dtype);
+  Moves reduced(const View& x, DType dtype) const;
+  Moves scattered(const std::vector<View>& parts, const View& own, DType dtype) const;
+
   // A collective without tensors, to its end.
   std::shared_ptr<Collective> run(Call call) {
     auto task = std::make_shared<Collective>(group_, next_++, std::move(call), empty_moves());
@@ -180,19 +202,42 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
     return start(std::move(call), std::move(moves), x, {x});
   }
 
+  if (view.contiguous() && x.bytes() > kPieceBytes * group_->ranks.size()) {
+    // In pieces, each a reduction of its own: the sums are the same, and the memory beside them is bounded.
+    const std::int64_t step = static_cast<std::int64_t>(kPieceBytes / bytes_of(x.dtype())) * size();
+    return start_pieces(std::move(call), x.elems(), step, x, {x},
+                        [this, view, dtype = x.dtype()](std::int64_t begin, std::int64_t count) {
+                          return reduced(flat(view, begin, count, dtype), dtype);
+                        });
+  }
   Piece all = packer.source(view);
   if (!view.contiguous()) moves.unpack.emplace_back(view, all.data);
-  const std::size_t element = bytes_of(x.dtype());
-  const auto begin = [&](int r) {
-    return x.elems() / size() * r + std::min<std::int64_t>(r, x.elems() % size());
-  };
-  const auto slice = [&](int r) {
-    View v;
-    v.data = all.data + static_cast<std::size_t>(begin(r)) * element;
-    v.rows = 1;
-    v.ld = v.columns = begin(r + 1) - begin(r);
-    return v;
-  };
+  View packed = view;
+  packed.data = all.data;
+  packed.rows = 1;
+  packed.ld = packed.columns = x.elems();
+  Moves reduction = reduced(packed, x.dtype());
+  for (Staging::Buffer& buffer : moves.buffers) reduction.buffers.push_back(std::move(buffer));
+  reduction.unpack = std::move(moves.unpack);
+  return start(std::move(call), std::move(reduction), x, {x});
+}
+
+// Elements [begin, begin + count) of contiguous memory, in one row.
+View MpiCommunicator::flat(const View& view, std::int64_t begin, std::int64_t count, DType dtype) {
+  View v;
+  v.data = view.data + static_cast<std::size_t>(begin) * bytes_of(dtype);
+  v.rows = 1;
+  v.ld = v.columns = count;
+  return v;
+}
+
+// The all-reduce of contiguous memory: slices to their owners, and the sums back.
+Moves MpiCommunicator::reduced(const View& x, DType dtype) const {
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, dtype);
+  const std::int64_t elems = x.columns;
+  const auto begin = [&](int r) { return elems / size() * r + std::min<std::int64_t>(r, elems % size()); };
+  const auto slice = [&](int r) { return flat(x, begin(r), begin(r + 1) - begin(r), dtype); };
   const View mine = slice(rank());
   Reduction reduction{{}, mine};
   for (int r = 0; r < size(); ++r) {
@@ -204,7 +249,7 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
     moves.receives[static_cast<std::size_t>(r)] = {reduction.inputs.back().data, packer.bytes(mine)};
   }
   moves.reduction = std::move(reduction);
-  return start(std::move(call), std::move(moves), x, {x});
+  return moves;
 }
 
 Async<Tensor> MpiCommunicator::all_gather_into(Lane&, const Tensor& shard, const Tensor& full) {
@@ -226,18 +271,36 @@ Async<Tensor> MpiCommunicator::all_gather_into(Lane&, const Tensor& shard, const
 
 Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane&, const Tensor& full, const Tensor& shard) {
   Call call = make(Kind::kReduceScatter, shard, calls::reduce_scatter(who(), full, shard));
-  Moves moves = empty_moves();
-  Packer packer(engine_->staging(), moves, full.dtype());
+  std::vector<View> parts;
+  for (int r = 0; r < size(); ++r) parts.push_back(part(full, r));
   const View own(shard);
+  const DType dtype = full.dtype();
+  if (own.contiguous() && parts.front().contiguous() && shard.bytes() > kPieceBytes) {
+    const auto step = static_cast<std::int64_t>(kPieceBytes / bytes_of(dtype));
+    return start_pieces(std::move(call), shard.elems(), step, shard, {full, shard},
+                        [this, parts, own, dtype](std::int64_t begin, std::int64_t count) {
+                          std::vector<View> some;
+                          for (const View& p : parts) some.push_back(flat(p, begin, count, dtype));
+                          return scattered(some, flat(own, begin, count, dtype), dtype);
+                        });
+  }
+  return start(std::move(call), scattered(parts, own, dtype), shard, {full, shard});
+}
+
+// Each rank's part to its owner, who sums what it has been sent.
+Moves MpiCommunicator::scattered(const std::vector<View>& parts, const View& own, DType dtype) const {
+  Moves moves = empty_moves();
+  Packer packer(engine_->staging(), moves, dtype);
   Reduction reduction{{}, own};
   for (int r = 0; r < size(); ++r) {
-    reduction.inputs.push_back(self(r) ? part(full, r) : packer.beside(own));
+    const View& theirs = parts[static_cast<std::size_t>(r)];
+    reduction.inputs.push_back(self(r) ? theirs : packer.beside(own));
     if (self(r)) continue;
-    moves.sends[static_cast<std::size_t>(r)] = packer.source(part(full, r));
-    moves.receives[static_cast<std::size_t>(r)] = piece_of(reduction.inputs.back(), shard.bytes());
+    moves.sends[static_cast<std::size_t>(r)] = packer.source(theirs);
+    moves.receives[static_cast<std::size_t>(r)] = piece_of(reduction.inputs.back(), packer.bytes(own));
   }
   moves.reduction = std::move(reduction);
-  return start(std::move(call), std::move(moves), shard, {full, shard});
+  return moves;
 }
 
 Async<Tensor> MpiCommunicator::all_to_all_into(Lane&, const Tensor& send,

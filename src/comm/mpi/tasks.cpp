@@ -56,6 +56,19 @@ Collective::Collective(std::shared_ptr<const Group> group, std::uint64_t sequenc
     : Task(group, sequence, others(*group)),
       call_(std::move(call)),
       moves_(std::move(moves)),
+      is_piece_(false),
+      calls_(index(group->size())),
+      here_(index(group->size())),
+      message_bytes_(longest_announcement(group->size())),
+      missing_(group->size() - 1),
+      sending_(index(group->size())) {}
+
+Collective::Collective(std::shared_ptr<const Group> group, std::uint64_t sequence, Call call,
+                       std::function<Moves()> moves)
+    : Task(group, sequence, others(*group)),
+      call_(std::move(call)),
+      is_piece_(true),
+      make_moves_(std::move(moves)),
       calls_(index(group->size())),
       here_(index(group->size())),
       message_bytes_(longest_announcement(group->size())),
@@ -68,6 +81,7 @@ std::string Collective::describe() const {
 
 void Collective::begin(Engine& engine) {
   const int n = group_->size();
+  if (make_moves_) moves_ = make_moves_();
   moves_.sends.resize(index(n));
   moves_.receives.resize(index(n));
   incoming_ = engine.staging().take(message_bytes_ * index(n));
@@ -165,7 +179,8 @@ void Collective::receive_result(Engine& engine, int peer) {
 }
 
 void Collective::complete(Engine& engine) {
-  if (odd_) fail_mismatch();  // all calls are here, and no data
+  if (odd_) fail_mismatch();              // all calls are here, and no data
+  if (is_piece_) moves_.buffers.clear();  // for the next piece
   for (const auto& [to, from] : moves_.unpack) {
     View packed = to;
     packed.data = const_cast<std::byte*>(from);

@@ -1,6 +1,7 @@
 // The operations as the engine runs them: first the calls travel and are compared, then the data moves.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -33,12 +34,16 @@ struct Moves {
 class Collective : public Task {
  public:
   Collective(std::shared_ptr<const Group> group, std::uint64_t sequence, Call call, Moves moves);
+  // A piece of a long operation: its memory is taken when it begins.
+  Collective(std::shared_ptr<const Group> group, std::uint64_t sequence, Call call,
+             std::function<Moves()> moves);
 
   void begin(Engine& engine) override;
   void received(Engine& engine, Part part, int peer, std::size_t bytes) override;
   void sent(Engine& engine, Part part, int peer) override;
   void complete(Engine& engine) override;
   void look(std::chrono::steady_clock::time_point now) override;
+  bool is_piece() const override { return is_piece_; }
   std::string describe() const override;
   const char* call_name() const override { return local::name_of(call_.kind); }
 
@@ -55,6 +60,8 @@ class Collective : public Task {
 
   const Call call_;
   Moves moves_;
+  const bool is_piece_;
+  std::function<Moves()> make_moves_;
   std::vector<Call> calls_;  // of all ranks, as they come
   std::vector<bool> here_;   // whose have come
   // Since when a call is known to differ. The report waits a little for the others: they tell which is odd.
