@@ -12,7 +12,7 @@ namespace weft::mpi {
 namespace {
 
 // Reductions take (ranks - 1) times this beside their tensors, twice over, and no more.
-constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+constexpr std::size_t kPieceBytes = std::size_t{1} << 19;
 
 // This rank's part in one call. Holds the tensors until they are its own again.
 class MpiOperation : public Operation {

@@ -166,6 +166,30 @@ TEST_F(MpiRun, ProcessesEqualThreadsBitForBit) {
   }
 }
 
+// "memory: planned 862.8 MiB for 4 ranks, touched 862.8 MiB, the processes grew by 876.1 MiB"
+double number_after(const std::string& text, const std::string& words) {
+  const std::size_t at = text.find(words);
+  return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + words.size(), nullptr);
+}
+
+TEST_F(MpiRun, ProcessesGrowByThePlan) {
+  const std::string large =
+      " --hidden-size 384 --num-layers 8 --num-attention-heads 4 --vocab-size 31 --lr 1e-3 ";
+  const std::string command = fmt::format("{} train --batches {} --micro-batch-size 1 --cpu-threads 1 {}",
+                                          WEFT_BINARY, batches(2), large);
+  for (const char* layout :
+       {"--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"}) {
+    const Ended ended = run(mpirun(4) + command + layout);
+    ASSERT_EQ(ended.status, 0) << ended.output;
+    const double planned = number_after(ended.output, "memory: planned "),
+                 grown = number_after(ended.output, "grew by ");
+    EXPECT_GT(planned, 200) << "MiB: too small to tell";
+    EXPECT_GE(grown, planned) << ended.output;
+    EXPECT_LE(grown, 1.05 * planned) << ended.output;
+  }
+}
+
 constexpr const char* kCube = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2";
 
 // At five moments, from the start of the program on.
