@@ -47,7 +47,7 @@ fs::path find_checkpoint(const fs::path& folder) {
   if (code != std::errc() || end != text.data() + text.size() || iteration < 0) {
     config_fail("{}: '{}' is no iteration number; {}", latest.string(), text.substr(0, 40), choices(folder));
   }
-  const fs::path found = folder / iteration_folder(iteration);
+  fs::path found = folder / iteration_folder(iteration);
   if (!is_there(found)) {
     config_fail("{}: names iteration {}, but there is no {}; {}", latest.string(), iteration, found.string(),
                 choices(folder));
@@ -60,7 +60,7 @@ fs::path find_checkpoint(const fs::path& folder) {
 }
 
 CheckpointInfo read_checkpoint_info(const fs::path& folder) {
-  const fs::path found = find_checkpoint(folder);
+  fs::path found = find_checkpoint(folder);
   CheckpointInfo info = parse_index(found / kIndexFile, read_file(found / kIndexFile));
   info.folder = found;
   return info;

@@ -207,11 +207,11 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer
     ranks.all([&] {
       if (!portions.empty()) shard.emplace(unfinished / file, portions);
     });
-    for (const auto& [kind, flat] : kinds) {
+    for (const Optimizer::State& state : kinds) {
       // Gathering is a collective: a rank that cannot write must not be missed in it.
-      const Tensor full = buffer.gather_owned(lane, flat);
+      const Tensor full = buffer.gather_owned(lane, state.flat);
       ranks.all([&] {
-        if (shard) shard->write(lane, kind, full);
+        if (shard) shard->write(lane, state.name, full);
       });
     }
     ranks.all([&] {

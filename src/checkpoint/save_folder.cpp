@@ -73,7 +73,8 @@ fs::path unfinished_folder(const fs::path& save, std::int64_t iteration) {
 }
 
 fs::path publish_iteration(const fs::path& save, std::int64_t iteration) {
-  const fs::path from = unfinished_folder(save, iteration), to = save / iteration_folder(iteration);
+  const fs::path from = unfinished_folder(save, iteration);
+  fs::path to = save / iteration_folder(iteration);
   flush_folder(from);
   if (rename(from.c_str(), to.c_str()) != 0) {
     const int code = errno;

@@ -45,7 +45,7 @@ void report(const std::string& who, std::string_view problem) {
     std::string line(problem.substr(begin, end - begin));
     std::replace_if(
         line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-    text += who + ": " + line + '\n';
+    text += fmt::format("{}: {}\n", who, line);
     begin = end + 1;
   }
   std::fwrite(text.data(), 1, text.size(), stderr);

@@ -18,7 +18,8 @@ int run_train(Args args) {
   const TrainSummary summary = run_training(config);
   const int status = summary.signal == 0 ? 0 : 128 + summary.signal;
   if (!summary.reports) return status;
-  print(fmt::format("iteration={}\nloss={:.9g}\n", summary.iteration, summary.loss));
+  print(fmt::format("iteration={}\n", summary.iteration));
+  if (summary.steps > 0) print(fmt::format("loss={:.9g}\n", summary.loss));
   if (summary.valid_loss) print(fmt::format("valid_loss={:.4f}\n", *summary.valid_loss));
   if (summary.baselines) {
     print(fmt::format("unigram={:.4f}\nbigram={:.4f}\n", summary.baselines->unigram,

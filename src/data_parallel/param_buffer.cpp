@@ -91,6 +91,7 @@ void ParamBuffer::find_pieces() {
     const std::int64_t end = std::min(slot.offset + slot.elems, shard + shard_elems(bucket));
     if (begin >= end) continue;
     const std::int64_t owned_before = distributed_ ? bucket.begin / dp_.size() : bucket.begin;
+    piece_of_.emplace(slot.param, pieces_.size());
     pieces_.push_back({.param = slot.param,
                        .in_param = begin - slot.offset,
                        .elems = end - begin,
@@ -102,14 +103,13 @@ void ParamBuffer::find_pieces() {
 
 Tensor ParamBuffer::owned_gradient(const Param& param, std::int64_t row, std::int64_t rows) const {
   const std::int64_t columns = param.local_shape().elems() / param.local_shape()[0];
-  for (const Piece& piece : pieces_) {
-    if (piece.param != &param) continue;
-    const std::int64_t begin = std::max(row * columns, piece.in_param);
-    const std::int64_t end = std::min((row + rows) * columns, piece.in_param + piece.elems);
-    return gradients_.slice(piece.offset + std::min(begin, end) - piece.in_param,
-                            std::max<std::int64_t>(end - begin, 0));
-  }
-  return gradients_.slice(0, 0);
+  const auto found = piece_of_.find(&param);
+  if (found == piece_of_.end()) return gradients_.slice(0, 0);
+  const Piece& piece = pieces_[found->second];
+  const std::int64_t begin = std::max(row * columns, piece.in_param);
+  const std::int64_t end = std::min((row + rows) * columns, piece.in_param + piece.elems);
+  return gradients_.slice(piece.offset + std::min(begin, end) - piece.in_param,
+                          std::max<std::int64_t>(end - begin, 0));
 }
 
 void ParamBuffer::keep_owned(Lane& lane, const Tensor& full, const Tensor& owned) const {
@@ -121,7 +121,7 @@ void ParamBuffer::keep_owned(Lane& lane, const Tensor& full, const Tensor& owned
 
 Tensor ParamBuffer::gather_owned(Lane& lane, const Tensor& owned) {
   if (!distributed_) return owned;
-  const Tensor full = scratch();
+  Tensor full = scratch();
   for (std::size_t i = 0; i < weight_buckets_; ++i) {
     const Bucket& bucket = buckets_[i];
     const Tensor shard = owned.slice(bucket.begin / dp_.size(), shard_elems(bucket));

@@ -106,6 +106,7 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
   bool overlap_, distributed_;
   std::vector<Slot> slots_, tied_;
   std::vector<Piece> pieces_;
+  std::map<const Param*, std::size_t> piece_of_;  // of those of which something is owned
   std::vector<Bucket> buckets_;
   std::size_t weight_buckets_ = 0;  // of buckets_; tied gradients follow
   std::map<const Param*, std::size_t> bucket_of_;

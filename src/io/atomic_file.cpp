@@ -163,6 +163,14 @@ void check_output(std::string_view option, const std::filesystem::path& path,
       config_fail("{} {} is the input {}, which it would replace: name another file", option, path.string(),
                   input.string());
     }
+    // A file that is there already, somewhere in a folder that is read: a model's weights, say.
+    if (!std::filesystem::is_directory(input, ignored) || !std::filesystem::exists(path, ignored)) continue;
+    const std::filesystem::path from = std::filesystem::canonical(path, ignored)
+                                           .lexically_relative(std::filesystem::canonical(input, ignored));
+    if (!from.empty() && *from.begin() != "..") {
+      config_fail("{} {} is a file of the input {}, which it would replace: name another file", option,
+                  path.string(), input.string());
+    }
   }
   const bool special = std::filesystem::exists(path, ignored) &&
                        !std::filesystem::is_regular_file(path, ignored) &&

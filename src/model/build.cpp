@@ -339,8 +339,8 @@ class Builder {
 
 }  // namespace
 
-std::int64_t padded_vocab_per_rank(const ModelSpec& spec, int tp) {
-  const std::int64_t unit = spec.vocab_divisible_by * tp;
+std::int64_t padded_vocab_per_rank(const ModelSpec& spec, int tensor_parallel_size) {
+  const std::int64_t unit = spec.vocab_divisible_by * tensor_parallel_size;
   return (spec.vocab_size + unit - 1) / unit * spec.vocab_divisible_by;
 }
 

@@ -24,7 +24,7 @@ class StageEntry {
 // Token ids of the microbatch.
 class EmbeddingEntry final : public StageEntry {
  public:
-  explicit EmbeddingEntry(nn::Embedding embedding) : embedding_(std::move(embedding)) {}
+  explicit EmbeddingEntry(const nn::Embedding& embedding) : embedding_(embedding) {}
   Tensor forward(Lane& lane, const Tensor& received, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& dx, Microbatch& mb) const override;
 
@@ -67,8 +67,8 @@ class StageExit {
 // Final norm, output layer and loss.
 class LossExit final : public StageExit {
  public:
-  LossExit(std::unique_ptr<nn::Norm> norm, nn::LanguageModelHead head)
-      : norm_(std::move(norm)), head_(std::move(head)) {}
+  LossExit(std::unique_ptr<nn::Norm> norm, const nn::LanguageModelHead& head)
+      : norm_(std::move(norm)), head_(head) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& received, Microbatch& mb) const override;
   Tensor look(Lane& lane, const Tensor& x, Microbatch& mb) const override;

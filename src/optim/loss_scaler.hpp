@@ -24,6 +24,7 @@ class LossScaler {
   static LossScaler dynamic(const DynamicLossScale& options);
 
   double scale() const { return state_.scale; }
+  bool is_dynamic() const { return dynamic_; }
   // To be called once after every attempted update, with whether it was skipped because a scaled gradient was
   // not finite. Returns a warning when the scale can go no lower and updates are skipped all the same (after
   // kSkipsToWarn in a row, then at every doubling of that number), else an empty text.

@@ -34,7 +34,7 @@ class Executor {
     int stage;
     bool gradient;
     int microbatch;
-    auto operator<=>(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm of clang 14
   };
 
   void send(Lane& lane, const Action& action);

@@ -515,6 +515,7 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   };
   size("--context-parallel-size", p.context_parallel_size);
   refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
+  refuse(c.checkpoint.async_save, "--async-save");
   refuse(c.data.reset_position_ids, "--reset-position-ids");
   refuse(c.data.reset_attention_mask, "--reset-attention-mask");
   return list;

@@ -382,7 +382,9 @@ std::string Engine::first_nonfinite_gradient(const StepInput& input) {
   for (auto param = params.rbegin(); param != params.rend() && name.empty(); ++param) {
     if (ops::find_nonfinite(lane_, (*param)->main_grad()) < 0) continue;
     name = (*param)->name() + " of this rank";
-    order = (*param)->traits().block;
+    // A tied output layer has the embeddings' block, but its gradient comes first.
+    const bool output = (*param)->owner() != nullptr || (*param)->traits().copy;
+    order = output ? static_cast<double>(spec_.layers.size()) + 1 : (*param)->traits().block;
   }
   const int world = groups_.world().size(), rank = groups_.world().rank();
   const bool mine = speaks((order + 1) * world + (world - rank));

@@ -283,7 +283,7 @@ GenerateSummary run_generate(const GenerateOptions& options,
 
   std::optional<AtomicFile> tokens_out;  // a path that cannot be written is known before the work
   if (!options.tokens_out.empty()) {
-    check_output("--tokens-out", options.tokens_out, {options.prompt_file});
+    check_output("--tokens-out", options.tokens_out, {options.prompt_file, options.load});
     tokens_out.emplace(options.tokens_out);
   }
   const std::vector<GenerateRequest> groups = group(common, prompts);

@@ -117,6 +117,9 @@ RunData open_given_batches(TrainConfig& config) {
   if (t.train_iters > rows->batches()) {
     config_fail("--train-iters {} but --batches {} holds {} batches", t.train_iters, path, rows->batches());
   }
+  if (t.train_samples > rows->samples()) {
+    config_fail("--train-samples {} but --batches {} holds {} rows", t.train_samples, path, rows->samples());
+  }
   t.global_batch_size = batch;
   config.data.seq_length = rows->sequence_length();
   if (t.train_iters == 0 && t.train_samples == 0) t.train_iters = rows->batches();

@@ -100,6 +100,9 @@ void check_metrics_file(const std::filesystem::path& path) {
   const auto refuse = [&](int code) {
     config_fail("--metrics {}: cannot be opened for writing: {}", path.string(), std::strerror(code));
   };
+  if (path.extension() == ".svg") {
+    config_fail("--metrics {}: the loss curve is written there; name a .jsonl file", path.string());
+  }
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) refuse(EISDIR);
   if (fs::exists(path, ignored)) {

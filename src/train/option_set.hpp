@@ -82,8 +82,8 @@ class OptionSet {
   // One or more words, up to the next option.
   Declared texts(std::string name, std::vector<std::string>& variable, std::string value, std::string help);
   template <class Enum>
-  Declared choice(std::string name, Enum& variable, std::vector<std::pair<std::string, Enum>> values,
-                  std::string help) {
+  Declared choice(const std::string& name, Enum& variable, std::vector<std::pair<std::string, Enum>> values,
+                  const std::string& help) {
     std::vector<std::string> names;
     for (const auto& [text, value] : values) names.push_back(text);
     return choice_by_number(

@@ -97,7 +97,8 @@ std::string trainer_state(const TrainConfig& config, const RunSchedule& schedule
                       {"skipped", progress.skipped},
                       {"seed", config.training.seed},
                       {"loss_scaler",
-                       {{"scale", scaler.state().scale},
+                       {{"dynamic", scaler.is_dynamic()},
+                        {"scale", scaler.state().scale},
                         {"clean", scaler.state().clean},
                         {"hysteresis_left", scaler.state().hysteresis_left},
                         {"floor_skips", scaler.state().floor_skips}}},
@@ -133,7 +134,9 @@ Progress progress_of(const CheckpointInfo& info, const Json& state) {
 }
 
 void restore_scaler(const Json& state, LossScaler& scaler) {
+  // A constant scale is the options' to say; a dynamic one goes on only where there was one.
   const Json& s = state.at("loss_scaler");
+  if (!scaler.is_dynamic() || !s.value("dynamic", s.at("scale").get<double>() > 1)) return;
   scaler.set_state({.scale = s.at("scale").get<double>(),
                     .clean = s.at("clean").get<std::int64_t>(),
                     .hysteresis_left = s.at("hysteresis_left").get<std::int64_t>(),
@@ -161,7 +164,9 @@ void load_weights(const std::string& folder, Lane& lane, Engine& engine) {
 
 void use_loaded_model(TrainConfig& config) {
   // A run that starts with --load and --save on the same, still empty folder begins from scratch.
-  if (config.checkpoint.load == config.checkpoint.save && !has_checkpoint(config.checkpoint.load)) {
+  const auto folder = [](const std::string& path) { return (fs::path(path) / "").lexically_normal(); };
+  if (!config.checkpoint.save.empty() && folder(config.checkpoint.load) == folder(config.checkpoint.save) &&
+      !has_checkpoint(config.checkpoint.load)) {
     config.checkpoint.load.clear();
     return;
   }

@@ -49,6 +49,13 @@ WeightDecaySchedule::Style style_of(OptimizerConfig::IncrStyle style) {
 
 }  // namespace
 
+std::int64_t RunSchedule::last_iteration(std::int64_t iteration, std::int64_t consumed) const {
+  if (samples == 0) return iterations;
+  for (; consumed + batch.batch_size(consumed) <= samples; ++iteration)
+    consumed += batch.batch_size(consumed);
+  return iteration;
+}
+
 RunSchedule RunSchedule::from(const TrainConfig& c) {
   const TrainingConfig& t = c.training;
   const OptimizerConfig& o = c.optimizer;
@@ -57,6 +64,7 @@ RunSchedule RunSchedule::from(const TrainConfig& c) {
              .start = t.rampup_batch_size[0],
              .increment = t.rampup_batch_size[1],
              .samples = t.rampup_batch_size[2]};
+  s.samples = t.train_samples;
   s.iterations = t.train_samples > 0 ? s.batch.iterations(t.train_samples) : t.train_iters;
   // Lengths given in iterations are those of full batches, as in Megatron.
   const auto samples = [&](std::int64_t in_samples, std::int64_t in_iterations) {

@@ -13,6 +13,11 @@ struct RunSchedule {
   WeightDecaySchedule weight_decay;  // in samples
   std::int64_t iterations = 0;
 
+  // Of them, those still to come after `iteration` steps that have read `consumed` samples: where the length
+  // is given in samples it is these that count, whatever the batches were.
+  std::int64_t last_iteration(std::int64_t iteration, std::int64_t consumed) const;
+  std::int64_t samples = 0;  // --train-samples; 0: the length is given in iterations
+
   static RunSchedule from(const TrainConfig& config);
 };
 

@@ -1,6 +1,7 @@
 #include "train/score.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/log.hpp"
 #include "interop/huggingface.hpp"
@@ -119,7 +120,7 @@ void write_result(Score& score) {
 ScoreResult run_score(const ScoreOptions& given) {
   ScoreOptions options = given;
   const Launch launch(options.parallel);
-  check_output("--out", options.out, {options.tokens});
+  check_output("--out", options.out, {options.tokens, options.load});
   EngineOptions engine;
   engine.model = resolved(model_config_of(options.load));
   engine.dtype = parse_dtype(options.dtype);
@@ -141,8 +142,14 @@ ScoreResult run_score(const ScoreOptions& given) {
   run.model = engine.model;
   run.data.seq_length = engine.sequence_length;
   run.training.micro_batch_size = options.micro_batch_size;
-  run.training.global_batch_size = rows.samples();
-  for (const std::string& p : layout_problems_of(run)) problems.push_back(p);
+  // A forward pass takes any number of microbatches; only a backward pass must suit the schedule.
+  if (options.grads) run.training.global_batch_size = rows.samples();
+  for (std::string p : layout_problems_of(run)) {
+    if (const std::size_t at = p.find("--global-batch-size"); at != std::string::npos) {
+      p.replace(at, std::strlen("--global-batch-size"), "rows of --tokens");
+    }
+    problems.push_back(std::move(p));
+  }
   if (!problems.empty()) throw ConfigError(std::move(problems));
 
   engine.layout = layout_of(run);

@@ -57,8 +57,14 @@ class RankRun {
 
   TrainSummary train() {
     progress_ = start_run(config_, lane_, engine_);
+    summary_.iteration = progress_.iteration;
+    last_ = run_.schedule.last_iteration(progress_.iteration, progress_.consumed_samples);
     if (groups_.world().rank() == 0) open_reports();
-    while (progress_.iteration < run_.schedule.iterations && !left_) step();
+    if (reports() && progress_.iteration >= last_) {
+      log_warn("nothing is left to train: {} holds iteration {} of {}", config_.checkpoint.load,
+               progress_.iteration, last_);
+    }
+    while (progress_.iteration < last_ && !left_) step();
     finish();
     return summary_;
   }
@@ -67,9 +73,8 @@ class RankRun {
   bool reports() const { return groups_.world().rank() == 0; }
 
   void open_reports() {
-    reporter_.emplace(ProgressOptions{.total = run_.schedule.iterations,
-                                      .log_interval = config_.log.log_interval,
-                                      .mode = config_.log.progress});
+    reporter_.emplace(ProgressOptions{
+        .total = last_, .log_interval = config_.log.log_interval, .mode = config_.log.progress});
     if (!config_.log.metrics.empty()) metrics_.emplace(config_.log.metrics, progress_.iteration);
   }
 
@@ -108,6 +113,7 @@ class RankRun {
     trained_tokens_ += shape.global_batch * config_.data.seq_length;
     summary_.iteration = progress_.iteration;
     summary_.loss = result.loss;
+    ++summary_.steps;
     const std::optional<double> validation = evaluation_if_due();
     if (reports()) report(result, shape, lr, seconds, validation);
     save_and_stop_if_due(result);
@@ -141,7 +147,7 @@ class RankRun {
     if (validation_ == nullptr) return std::nullopt;
     const TrainingConfig& t = config_.training;
     const std::int64_t some = t.eval_iters * t.global_batch_size;
-    if (progress_.iteration >= run_.schedule.iterations) {
+    if (progress_.iteration >= last_) {
       summary_.valid_loss = evaluate(run_.data.whole_validation ? run_.data.validation->samples() : some);
       summary_.baselines = run_.data.baselines;
       return summary_.valid_loss;
@@ -153,7 +159,7 @@ class RankRun {
   void save_and_stop_if_due(const StepResult& result) {
     const std::int64_t interval = config_.checkpoint.save_interval;
     const std::int64_t exit_interval = config_.training.exit_interval;
-    const bool last = progress_.iteration >= run_.schedule.iterations;
+    const bool last = progress_.iteration >= last_;
     const bool due = interval > 0 && progress_.iteration % interval == 0;
     const bool leave = result.stop || (exit_interval > 0 && progress_.iteration % exit_interval == 0);
     if ((due || leave || last) && !config_.checkpoint.save.empty()) save();
@@ -186,7 +192,12 @@ class RankRun {
       summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
     if (!reports()) return;
     reporter_->finish();
-    if (metrics_) write_curve();
+    if (!metrics_) return;
+    try {
+      write_curve();
+    } catch (const Error& error) {  // the run is done, and its metrics are written
+      log_warn("no loss curve: {}", error.what());
+    }
   }
 
   // The curve of the whole run, earlier parts included, beside its metrics.
@@ -214,7 +225,8 @@ class RankRun {
   TrainSummary summary_;
   std::optional<ProgressReporter> reporter_;
   std::optional<MetricsWriter> metrics_;
-  bool left_ = false;  // asked to leave before the end
+  std::int64_t last_ = 0;  // the run's last iteration
+  bool left_ = false;      // asked to leave before the end
   double train_seconds_ = 0;
   std::int64_t trained_tokens_ = 0;
 };

@@ -12,6 +12,7 @@ namespace weft {
 // What a run prints at its end, as key=value lines on stdout.
 struct TrainSummary {
   std::int64_t iteration = 0;
+  std::int64_t steps = 0;            // made by this run
   double loss = 0;                   // of the last step
   double tokens_per_second = 0;      // over all steps of this run, without evaluations and saves
   std::optional<double> valid_loss;  // nats per token

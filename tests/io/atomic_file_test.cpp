@@ -141,6 +141,17 @@ TEST_F(AtomicFileTest, DigestIsOfTheWholeFile) {
                {(folder_ / "absent").string(), "No such file"});
 }
 
+TEST_F(AtomicFileTest, OutputsKeepWhatIsRead) {
+  std::filesystem::create_directories(folder_ / "model" / "iter_1");
+  write_file(folder_ / "model" / "iter_1" / "shard", "weights");
+  expect_parts(
+      error_of([&] { check_output("--out", folder_ / "model" / "iter_1" / "shard", {folder_ / "model"}); }),
+      {"--out", "shard", "would replace"});
+  check_output("--out", folder_ / "model" / "scores", {folder_ / "model"});  // a new file
+  check_output("--out", folder_ / "scores", {folder_ / "model"});
+  EXPECT_EQ(read_file(folder_ / "model" / "iter_1" / "shard"), "weights");
+}
+
 TEST(Checksum, IsXxh3) {
   EXPECT_EQ(checksum("", 0), 0x2D06800538D394C2u);  // the published value of XXH3-64 for no input
   EXPECT_NE(checksum("abc", 3), checksum("abd", 3));

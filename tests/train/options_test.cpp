@@ -323,7 +323,7 @@ TEST(Options, PrintedConfigLoadsToTheSame) {
       {},
       {"--swiglu", "--bf16", "--adam-eps", "1.2345678901234567e-9", "--rotary-base", "500000", "--ranks", "4",
        "--position-embedding-type", "rope", "--use-rope-scaling", "--save", "a \"b\"\\c\n\t\x01 \xc3\xa4",
-       "--save-interval", "3", "--async-save", "--no-load-optim"},
+       "--save-interval", "3", "--no-load-optim"},
       {"--split", "98,1,1", "--lr-decay-style", "WSD", "--lr-wsd-decay-iters", "4", "--optimizer", "sgd",
        "--squared-relu", "--seed", "9007199254740992", "--untie-embeddings-and-output-weights", "--no-bf16"},
   };

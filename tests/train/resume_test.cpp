@@ -11,6 +11,7 @@
 #include "support/golden.hpp"
 #include "support/rank.hpp"
 #include "train/metrics.hpp"
+#include "train/schedule.hpp"
 #include "train/trainer.hpp"
 
 namespace weft {
@@ -215,6 +216,49 @@ TEST_F(ResumeTest, AnyLayoutReadsWhatAnyLayoutWrote) {
     EXPECT_NEAR(a[i].lm_loss, b[i].lm_loss, 1e-5) << i;
     EXPECT_NEAR(a[i].grad_norm, b[i].grad_norm, 1e-4 * a[i].grad_norm) << i;
   }
+}
+
+// The length is given in samples: what is left of them counts, whatever batch the run goes on with.
+TEST_F(ResumeTest, SamplesCountThroughAChangeOfBatch) {
+  TrainConfig first = config(1, "samples");
+  first.training.train_samples = 40;
+  first.training.global_batch_size = kRows;
+  first.optimizer.lr_warmup_iters = 0;
+  first.training.exit_interval = 2;
+  EXPECT_EQ(run_training(first).iteration, 2);  // 16 samples
+  RunSchedule schedule = RunSchedule::from(first);
+  schedule.batch.global_batch_size = 4;
+  EXPECT_EQ(schedule.last_iteration(2, 16), 8);  // 24 samples in batches of 4
+  schedule.batch.global_batch_size = 16;
+  EXPECT_EQ(schedule.last_iteration(2, 16), 3);
+  EXPECT_EQ(schedule.last_iteration(5, 40), 5);
+}
+
+// A dynamic loss scale goes on where there was one; a constant one, or none, is what the options say.
+TEST_F(ResumeTest, LossScaleIsRestoredOnlyWhereItMoves) {
+  TrainConfig first = config(1, "scale");
+  first.training.fp16 = true;
+  first.optimizer.initial_loss_scale = 4096;
+  first.training.exit_interval = 2;
+  run_training(first);
+  const auto resumed = [&](const std::string& metrics, const auto& change) {
+    TrainConfig second = config(1, "scale");
+    second.checkpoint.load = second.checkpoint.save;
+    second.checkpoint.save.clear();
+    second.log.metrics = folder_ / (metrics + ".jsonl");
+    second.optimizer.initial_loss_scale = 1024;
+    change(second);
+    run_training(second);
+    return steps(metrics).front().loss_scale;
+  };
+  EXPECT_EQ(resumed("dynamic", [](TrainConfig& c) { c.training.fp16 = true; }), 4096);
+  EXPECT_EQ(resumed("constant",
+                    [](TrainConfig& c) {
+                      c.training.fp16 = true;
+                      c.optimizer.loss_scale = 128;
+                    }),
+            128);
+  EXPECT_EQ(resumed("none", [](TrainConfig&) {}), 1);
 }
 
 TEST_F(ResumeTest, EveryLayoutStartsFromTheSameWeightsAndMasks) {
