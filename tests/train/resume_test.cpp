@@ -181,6 +181,61 @@ TEST_F(ResumeTest, StoppedRunEqualsUninterruptedRunOnEveryKindOfLayout) {
   }
 }
 
+// What is not finite is agreed on by all ranks, before any update, on every kind of layout.
+TEST_F(ResumeTest, NonFiniteStepsStopOrAreLeftOutOnEveryRank) {
+  const std::vector<Cut> cuts = {
+      {},
+      {.tp = 2, .dp = 2, .distributed = true},
+      {.pp = 2, .dp = 2},
+      {.tp = 2, .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .distributed = true}};
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    const auto base = [&](const std::string& save) {
+      TrainConfig c = config(1, fmt::format("{}{}", save, i));
+      cuts[i].apply(c);
+      c.optimizer.lr_warmup_iters = 0;
+      return c;
+    };
+    const auto message_of = [](const TrainConfig& c) {
+      try {
+        run_training(c);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    // The loss of step 2, after an update beyond all measure.
+    TrainConfig loss = base("loss");
+    loss.optimizer.lr = 1e30;
+    loss.optimizer.weight_decay = 0;
+    loss.checkpoint.save_interval = 1;
+    std::string text = message_of(loss);
+    for (const char* part : {"rank ", "step 2", "the loss is not finite", "microbatch 0", "first shows"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+    }
+    EXPECT_EQ(CheckpointReader(loss.checkpoint.save).info().iteration, 1) << "the last good checkpoint stays";
+    // Gradients alone: a scale that overflows fp16.
+    TrainConfig gradient = base("gradient");
+    gradient.training.fp16 = true;
+    gradient.optimizer.loss_scale = 1e30;
+    text = message_of(gradient);
+    for (const char* part : {"rank ", "step 1", "output_layer.weight of this rank"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+    }
+    EXPECT_FALSE(has_checkpoint(gradient.checkpoint.save));
+    // Left out: nothing moves, and Adam has not counted.
+    gradient.training.on_nonfinite = TrainingConfig::OnNonfinite::kSkip;
+    EXPECT_EQ(message_of(gradient), "");
+    EXPECT_EQ(CheckpointReader(gradient.checkpoint.save).info().optimizer_steps, 0);
+    TrainConfig still = base("still");
+    still.training.fp16 = true;
+    still.optimizer.loss_scale = 1;
+    still.optimizer.lr = 0;
+    run_training(still);
+    EXPECT_TRUE(bytes_of(fmt::format("gradient{}", i), "weight") ==
+                bytes_of(fmt::format("still{}", i), "weight"));
+  }
+}
+
 // Saved on one layout, loaded on another and saved again without a step: every weight and moment is what it
 // was; and a run that moves from layout to layout goes on as one that stays.
 TEST_F(ResumeTest, AnyLayoutReadsWhatAnyLayoutWrote) {
