@@ -262,7 +262,6 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
   const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
   const PipelineShape shape = pipeline(microbatches, false);
   const DrainPoint drain = drain_point();
-  activation_bytes_ = 0;
   chunk_activation_bytes_.assign(models_.size(), 0);
   std::size_t before = 0;
   std::vector<TrainingStage> stages;
@@ -283,7 +282,6 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
       return mb;
     };
     const auto forwarded = [&, chunk](int m, const Microbatch& mb) {
-      if (m == 0) activation_bytes_ += lane_.arena.in_use() - before;
       if (m == 0) chunk_activation_bytes_[chunk] = lane_.arena.in_use() - before;
       if (!mb.losses.defined()) return;
       ops::sum(lane_, mb.losses, sum);

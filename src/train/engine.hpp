@@ -114,9 +114,7 @@ class Engine {
   Optimizer* optimizer() { return optimizer_.get(); }
   LossScaler& loss_scaler() { return scaler_; }
   const ModelSpec& spec() const { return spec_; }
-  // Bytes of saved activations of one microbatch, seen after the latest forward pass.
-  std::size_t activation_bytes() const { return activation_bytes_; }
-  // The same by chunk of this rank.
+  // Bytes of saved activations of one microbatch by chunk of this rank, seen after the latest forward pass.
   const std::vector<std::size_t>& chunk_activation_bytes() const { return chunk_activation_bytes_; }
 
  private:
@@ -141,11 +139,6 @@ class Engine {
                    const std::function<Tensor(std::size_t, int, const Tensor&)>& body);
   const std::vector<std::unique_ptr<GptModel>>& evaluation_models() const;
 
-  // Of a pass: loss where the loss is computed, tokens on every rank.
-  struct Totals {
-    LossSum sum;
-    std::int64_t next_microbatch = 0;  // of those whose tokens have been counted
-  };
   // Sums over the world, in which each number counts once.
   struct WorldSums {
     double loss = 0, tokens = 0, stop = 0;
@@ -156,8 +149,8 @@ class Engine {
                            const MicrobatchSource& source, bool reduce = true);
   void finalize();
   // Looks for the first part of the model whose output is not finite, microbatch by microbatch. On the rank
-  // that is to speak: "microbatch 3 first shows a NaN or infinity in layer 1"; empty on all others.
-  // Collective.
+  // that is to speak: "microbatch 3 of this rank first shows a NaN or infinity in layer 1"; empty on all
+  // others. Collective.
   std::string first_nonfinite_place(std::int64_t iteration, std::int64_t microbatches,
                                     const MicrobatchSource& source);
   // Does the step's backward pass again without its sums over ranks, to see whose gradient is not finite:
@@ -184,7 +177,6 @@ class Engine {
   bool dynamic_scale_ = false;
   Batch host_;
   bool skipped_before_ = false;  // the step before this one was left out
-  std::size_t activation_bytes_ = 0;
   std::vector<std::size_t> chunk_activation_bytes_;
 };
 

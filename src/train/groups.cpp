@@ -9,6 +9,8 @@
 namespace weft {
 
 std::vector<StageRange> Layout::stages_of(int pp_rank) const {
+  WEFT_CHECK(static_cast<int>(stages.size()) == pipeline.stages(), "a layout of {} stages describes {}",
+             pipeline.stages(), stages.size());
   std::vector<StageRange> mine;
   for (int chunk = 0; chunk < pipeline.chunks; ++chunk) {
     mine.push_back(stages[static_cast<std::size_t>(stage_of(pipeline, pp_rank, chunk))]);

@@ -18,8 +18,7 @@ class Launch {
   bool processes() const { return processes_; }
   // This process holds world rank 0: it reports, locks and writes what there is one of.
   bool first() const { return rank_ == 0; }
-  // Ranks in this process; on this machine, as far as the launcher says.
-  int ranks_here() const { return processes_ ? 1 : ranks_; }
+  // Of all ranks, those on this machine, as far as the launcher says.
   int ranks_on_machine() const { return on_machine_; }
 
   struct Options {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -28,8 +29,9 @@ MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
     for (const Optimizer::State& state : engine.optimizer()->state()) plan.optimizer += state.flat.bytes();
   }
   plan.tables = resident - std::min(resident, plan.weights + plan.gradients + plan.optimizer);
-  plan.activations = engine.activation_bytes();
   plan.chunk_activations = engine.chunk_activation_bytes();
+  plan.activations =
+      std::accumulate(plan.chunk_activations.begin(), plan.chunk_activations.end(), std::size_t{0});
   plan.arena = arena.high_water();
   return plan;
 }
