@@ -2,19 +2,25 @@
 # Sources are globbed, so adding a file needs no change here.
 
 add_library(weft_flags INTERFACE)
-target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-                                            -Wno-float-conversion -Wno-missing-field-initializers -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
+# Of C++ sources alone; nvcc has its own way with each of these.
+function(weft_cxx_options)
+  foreach(option ${ARGN})
+    target_compile_options(weft_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${option}>)
+  endforeach()
+endfunction()
+weft_cxx_options(-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-float-conversion
+                 -Wno-missing-field-initializers -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 sees overlap in every "literal" + std::string (its bug 105651).
-  target_compile_options(weft_flags INTERFACE -Wno-restrict)
+  weft_cxx_options(-Wno-restrict)
 endif()
 target_include_directories(weft_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # A portable baseline: AVX2 + FMA. Loops that gain from more choose at run time.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  target_compile_options(weft_flags INTERFACE -march=x86-64-v3)
+  weft_cxx_options(-march=x86-64-v3)
 endif()
 # Optimised builds keep IEEE semantics (NaN checks, summation order); errno and traps are not used.
-target_compile_options(weft_flags INTERFACE -fno-math-errno -fno-trapping-math -ffp-contract=fast)
+weft_cxx_options(-fno-math-errno -fno-trapping-math -ffp-contract=fast)
 if(WEFT_SANITIZE)
   string(REPLACE ";" "," _sanitizers "${WEFT_SANITIZE}")
   target_compile_options(weft_flags INTERFACE -fsanitize=${_sanitizers} -fno-omit-frame-pointer -g1)
@@ -24,8 +30,14 @@ endif()
 # weft_library(NAME [DEPS folder...] [LIBS target...]): library of the calling folder.
 function(weft_library name)
   cmake_parse_arguments(arg "" "" "DEPS;LIBS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/*.cu)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
+  # cuda/ is for builds with CUDA, but for absent.cpp, which stands in for it in the others.
+  if(WEFT_HAS_CUDA)
+    list(FILTER sources EXCLUDE REGEX "/cuda/absent\\.cpp$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "\\.cu$|/cuda/([^a]|a[^b])[^/]*\\.cpp$")
+  endif()
   set(scope PUBLIC)
   if(sources)
     add_library(weft_${name} STATIC ${sources})

@@ -28,9 +28,11 @@ using detail::Block;
 
 struct Arena::State {
   Device device;
+  DeviceKind target = DeviceKind::kCpu;
   std::byte* base = nullptr;
   std::size_t capacity = 0;
-  void* mapping = nullptr;  // to unmap, if this arena owns its memory
+  void* mapping = nullptr;        // of host()
+  std::function<void()> release;  // gives the memory back, if this arena owns it
   std::size_t in_use = 0, high_water = 0, allocations = 0;
   Block* first = nullptr;
   std::vector<Block*> spare;                  // nodes to use again
@@ -86,8 +88,11 @@ std::size_t round_up(std::size_t n, std::size_t unit) {
 
 }  // namespace
 
-Arena::Arena(Device device, std::byte* base, std::size_t bytes) : state_(std::make_unique<State>()) {
+Arena::Arena(Device device, std::byte* base, std::size_t bytes, std::function<void()> release)
+    : state_(std::make_unique<State>()) {
+  state_->release = std::move(release);
   state_->device = device;
+  state_->target = device.kind;
   state_->base = base;
   state_->capacity = bytes / kAlignment * kAlignment;
   state_->first = state_->node();
@@ -95,22 +100,25 @@ Arena::Arena(Device device, std::byte* base, std::size_t bytes) : state_(std::ma
 }
 
 Arena::~Arena() {
-  if (state_->mapping != nullptr) munmap(state_->mapping, state_->capacity);
+  if (state_->release) state_->release();
 }
 
 std::unique_ptr<Arena> Arena::host(std::size_t bytes) {
   const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), 4096);
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) fail("cannot reserve {} bytes of memory for tensors", size);
-  auto arena = std::make_unique<Arena>(Device{DeviceKind::kCpu, 0}, static_cast<std::byte*>(p), size);
+  auto arena = std::make_unique<Arena>(Device{DeviceKind::kCpu, 0}, static_cast<std::byte*>(p), size,
+                                       [p, size] { munmap(p, size); });
   arena->state_->mapping = p;
   return arena;
 }
 
-std::unique_ptr<Arena> Arena::meta() {
+std::unique_ptr<Arena> Arena::meta(DeviceKind stands_for) {
   // Addresses start at kAlignment, so that a meta tensor is not mistaken for an empty one; nobody reads them.
-  return std::make_unique<Arena>(Device{DeviceKind::kMeta, 0}, reinterpret_cast<std::byte*>(kAlignment),
-                                 std::size_t{1} << 60);
+  auto arena = std::make_unique<Arena>(Device{DeviceKind::kMeta, 0}, reinterpret_cast<std::byte*>(kAlignment),
+                                       std::size_t{1} << 60);
+  arena->state_->target = stands_for;
+  return arena;
 }
 
 Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
@@ -162,6 +170,9 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
 
 Device Arena::device() const {
   return state_->device;
+}
+DeviceKind Arena::target() const {
+  return state_->target;
 }
 std::size_t Arena::capacity() const {
   return state_->capacity;

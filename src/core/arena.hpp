@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,10 +20,11 @@ class Arena {
 
   // Host memory of this many bytes (mapped, touched only as it is used).
   static std::unique_ptr<Arena> host(std::size_t bytes);
-  // No memory: counts. Its high_water() is the capacity a real arena needs for the same calls.
-  static std::unique_ptr<Arena> meta();
-  // Memory that the caller owns, on any device.
-  Arena(Device device, std::byte* base, std::size_t bytes);
+  // No memory: counts. Its high_water() is the capacity a real arena of the device that it stands for needs
+  // for the same calls.
+  static std::unique_ptr<Arena> meta(DeviceKind stands_for = DeviceKind::kCpu);
+  // Memory on any device. The caller owns it, or gives it away with `release`, which the destructor calls.
+  Arena(Device device, std::byte* base, std::size_t bytes, std::function<void()> release = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -32,6 +34,8 @@ class Arena {
   Tensor alloc(DType dtype, const Shape& shape, const char* what);
 
   Device device() const;
+  // device().kind; of meta memory the kind that it stands for.
+  DeviceKind target() const;
   std::size_t capacity() const;
   std::size_t in_use() const;
   // End of the highest piece ever placed.

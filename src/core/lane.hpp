@@ -12,12 +12,22 @@ struct Stream {
   void* handle = nullptr;
 };
 
+// What a rank uses of its device beside memory and stream: library handles, tuned plans, staging memory.
+// Made and known by the operations of that device; null on the CPU.
+class DeviceTools {
+ public:
+  virtual ~DeviceTools() = default;
+};
+
 struct Lane {
   Arena& arena;
   Workers& workers;
   Stream compute;
+  DeviceTools* tools = nullptr;
 
   Device device() const { return arena.device(); }
+  // The kind of device whose memory a meta lane counts; else the lane's own.
+  DeviceKind target() const { return arena.target(); }
   bool meta() const { return arena.device().kind == DeviceKind::kMeta; }
   Tensor alloc(DType dtype, const Shape& shape, const char* what) { return arena.alloc(dtype, shape, what); }
 };

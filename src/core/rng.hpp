@@ -19,7 +19,7 @@ struct RandomKey {
 
 using Philox = std::array<std::uint32_t, 4>;
 
-inline Philox philox(RandomKey key, std::uint64_t counter_low, std::uint64_t counter_high = 0) {
+constexpr Philox philox(RandomKey key, std::uint64_t counter_low, std::uint64_t counter_high = 0) {
   Philox c = {static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
               static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
   auto k0 = static_cast<std::uint32_t>(key.value);
@@ -36,7 +36,7 @@ inline Philox philox(RandomKey key, std::uint64_t counter_low, std::uint64_t cou
 }
 
 // [0, 1) with 24 bits.
-inline float uniform(std::uint32_t bits) {
+constexpr float uniform(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 

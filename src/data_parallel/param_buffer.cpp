@@ -101,15 +101,20 @@ void ParamBuffer::find_pieces() {
   owned_elems_ = distributed_ ? elems_ / dp_.size() : elems_;
 }
 
-Tensor ParamBuffer::owned_gradient(const Param& param, std::int64_t row, std::int64_t rows) const {
+ParamBuffer::Range ParamBuffer::owned_range(const Param& param, std::int64_t row, std::int64_t rows) const {
   const std::int64_t columns = param.local_shape().elems() / param.local_shape()[0];
   const auto found = piece_of_.find(&param);
-  if (found == piece_of_.end()) return gradients_.slice(0, 0);
+  if (found == piece_of_.end()) return {};
   const Piece& piece = pieces_[found->second];
   const std::int64_t begin = std::max(row * columns, piece.in_param);
   const std::int64_t end = std::min((row + rows) * columns, piece.in_param + piece.elems);
-  return gradients_.slice(piece.offset + std::min(begin, end) - piece.in_param,
-                          std::max<std::int64_t>(end - begin, 0));
+  if (begin >= end) return {};
+  return {piece.offset + begin - piece.in_param, end - begin};
+}
+
+Tensor ParamBuffer::owned_gradient(const Param& param, std::int64_t row, std::int64_t rows) const {
+  const Range range = owned_range(param, row, rows);
+  return gradients_.slice(range.offset, range.elems);
 }
 
 void ParamBuffer::keep_owned(Lane& lane, const Tensor& full, const Tensor& owned) const {

@@ -60,7 +60,12 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
   };
   const std::vector<Piece>& pieces() const { return pieces_; }
   std::int64_t owned_elems() const { return owned_elems_; }
-  // The part of rows [row, row + rows) of a parameter's gradient that this rank owns, flat; empty: nothing.
+  struct Range {
+    std::int64_t offset = 0, elems = 0;  // in weights() and gradients()
+  };
+  // The part of rows [row, row + rows) of a parameter that this rank owns.
+  Range owned_range(const Param& param, std::int64_t row, std::int64_t rows) const;
+  // The gradient there, flat.
   Tensor owned_gradient(const Param& param, std::int64_t row, std::int64_t rows) const;
 
   // From a full tensor [elems] (of any floating dtype) to what is owned of it, and back: collective, the

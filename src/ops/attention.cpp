@@ -1,8 +1,8 @@
 #include "ops/attention.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {
@@ -35,7 +35,7 @@ AttentionResult attention(Lane& lane, const Tensor& q, const Tensor& k, const Te
   result.out = lane.alloc(q.dtype(), q.shape(), "attention result");
   result.lse = lane.alloc(accumulator_of(q.dtype()), statistics(q, options), "attention log-sum-exp");
   const Tensor scratch =
-      lane.alloc(DType::kU8, {cpu::attention_scratch(lane, q, k, options)}, "attention scratch");
+      lane.alloc(DType::kU8, {WEFT_OPS_SIZE(lane, attention_scratch, q, k, options)}, "attention scratch");
   WEFT_OPS_DISPATCH(lane, attention, q, k, v, options, result, scratch);
   return result;
 }
@@ -52,8 +52,8 @@ void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const T
   WEFT_CHECK(forward.lse.defined() && forward.lse.shape() == statistics(q, options) &&
                  forward.lse.dtype() == accumulator_of(q.dtype()) && forward.lse.contiguous(),
              "attention_backward: lse {} for q {}", describe(forward.lse), describe(q));
-  const Tensor scratch =
-      lane.alloc(DType::kU8, {cpu::attention_backward_scratch(lane, q, k, options)}, "attention scratch");
+  const Tensor scratch = lane.alloc(
+      DType::kU8, {WEFT_OPS_SIZE(lane, attention_backward_scratch, q, k, options)}, "attention scratch");
   WEFT_OPS_DISPATCH(lane, attention_backward, dout, q, k, v, forward, options, dq, dk, dv, scratch);
 }
 

@@ -1,8 +1,8 @@
 #include "ops/dropout.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {

@@ -1,8 +1,8 @@
 #include "ops/elementwise.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {
@@ -25,6 +25,13 @@ void copy(Lane& lane, const Tensor& from, const Tensor& to) {
   WEFT_CHECK(from.defined() && to.defined() && from.shape() == to.shape(), "copy: {} to {}", describe(from),
              describe(to));
   WEFT_OPS_DISPATCH(lane, copy, from, to);
+}
+
+void upload(Lane& lane, const Tensor& from, const Tensor& to) {
+  WEFT_CHECK(from.defined() && to.defined() && from.shape() == to.shape() && from.dtype() == to.dtype() &&
+                 from.contiguous() && to.contiguous(),
+             "upload: {} to {}", describe(from), describe(to));
+  WEFT_OPS_DISPATCH(lane, upload, from, to);
 }
 
 Tensor cast(Lane& lane, const Tensor& x, DType dtype, const char* what) {

@@ -1,8 +1,8 @@
 #include "ops/gemm.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {
@@ -19,7 +19,7 @@ void run(Lane& lane, const char* op, const Gemm& g) {
       !g.bias.defined() || (g.bias.elems() == g.n() && g.bias.contiguous() && g.bias.dtype() == g.a.dtype()),
       "{}: bias {} for result {}", op, describe(g.bias), describe(g.c));
   if (g.m() == 0 || g.n() == 0) return;
-  const Tensor scratch = lane.alloc(DType::kU8, {cpu::gemm_scratch(lane, g)}, "gemm scratch");
+  const Tensor scratch = lane.alloc(DType::kU8, {WEFT_OPS_SIZE(lane, gemm_scratch, g)}, "gemm scratch");
   WEFT_OPS_DISPATCH(lane, gemm, g, scratch);
 }
 
@@ -65,7 +65,8 @@ void bias_gradient(Lane& lane, const Tensor& dy, const Tensor& db, float beta) {
                  db.elems() == dy.columns() && db.contiguous(),
              "bias_gradient: db {} for dy {}", describe(db), describe(dy));
   const Tensor scratch =
-      lane.alloc(db.dtype(), {cpu::row_chunks(dy.rows()), dy.columns()}, "bias_gradient scratch");
+      lane.alloc(db.dtype(), {WEFT_OPS_SIZE(lane, row_chunks, dy.rows(), dy.columns()), dy.columns()},
+                 "bias_gradient scratch");
   WEFT_OPS_DISPATCH(lane, bias_gradient, dy, db, beta, scratch);
 }
 

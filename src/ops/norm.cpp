@@ -1,8 +1,8 @@
 #include "ops/norm.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {
@@ -36,8 +36,9 @@ Tensor backward(Lane& lane, const char* op, const Tensor& dy, const Tensor& x, c
     check_vector(gradients.bias, x.columns(), wide, op, "bias gradient");
   }
   Tensor dx = lane.alloc(x.dtype(), x.shape(), "norm gradient");
-  const Tensor scratch =
-      lane.alloc(wide, {(centred ? 2 : 1) * cpu::row_chunks(x.rows()), x.columns()}, "norm scratch");
+  const Tensor scratch = lane.alloc(
+      wide, {(centred ? 2 : 1) * WEFT_OPS_SIZE(lane, row_chunks, x.rows(), x.columns()), x.columns()},
+      "norm scratch");
   WEFT_OPS_DISPATCH(lane, norm_backward, dy, x, weight, mean, rstd, dresidual, gradients, dx, scratch);
   return dx;
 }

@@ -1,40 +1,60 @@
 #include "ops/optimizer.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops {
 namespace {
 
-void check_weight(const Tensor& master, const Tensor& weight, const char* op) {
-  WEFT_CHECK(master.defined() && (master.dtype() == DType::kF32 || master.dtype() == DType::kF64) &&
-                 master.contiguous(),
-             "{}: master is {}, expected contiguous F32 or F64", op, describe(master));
+void check_flat(const Tensor& t, std::int64_t elems, DType dtype, const char* op, const char* name) {
+  WEFT_CHECK(t.defined() && t.dtype() == dtype && t.contiguous() && t.elems() >= elems,
+             "{}: {} is {}, expected {} or more contiguous {}", op, name, describe(t), elems, name_of(dtype));
+}
+
+// Master, gradient and weight.
+void check_update(const FlatPieces& pieces, const Tensor& master, const Tensor& gradient,
+                  const Tensor& weight, const char* op) {
+  WEFT_CHECK(master.defined() && (master.dtype() == DType::kF32 || master.dtype() == DType::kF64),
+             "{}: master is {}, expected F32 or F64", op, describe(master));
+  check_flat(master, pieces.owned_end(), master.dtype(), op, "master");
+  check_flat(gradient, pieces.offset_end(), master.dtype(), op, "gradient");
   check_floating(weight, op, "weight");
-  WEFT_CHECK(weight.elems() == master.elems() && weight.contiguous(), "{}: weight is {} for master {}", op,
-             describe(weight), describe(master));
+  check_flat(weight, pieces.offset_end(), weight.dtype(), op, "weight");
+}
+
+// What an update of whole tensors of n elements visits.
+FlatPieces one_piece(Lane& lane, const Tensor& master, const Tensor& weight, const char* op) {
+  WEFT_CHECK(master.defined() && weight.defined() && weight.elems() == master.elems(),
+             "{}: weight is {} for master {}", op, describe(weight), describe(master));
+  return {lane, {{.elems = master.elems(), .tag = 1}}};
 }
 
 }  // namespace
 
+void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t) {
+  check_update(pieces, t.master, t.gradient, t.weight, "adamw");
+  check_flat(t.exp_avg, pieces.owned_end(), t.master.dtype(), "adamw", "exp_avg");
+  check_flat(t.exp_avg_sq, pieces.owned_end(), t.master.dtype(), "adamw", "exp_avg_sq");
+  WEFT_CHECK(step.t >= 1, "adamw: t = {}; the first update has t = 1", step.t);
+  WEFT_OPS_DISPATCH(lane, adamw, step, pieces, t);
+}
+
 void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
            const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight) {
-  check_weight(master, weight, "adamw");
-  check_vector(exp_avg, master.elems(), master.dtype(), "adamw", "exp_avg");
-  check_vector(exp_avg_sq, master.elems(), master.dtype(), "adamw", "exp_avg_sq");
-  check_vector(grad, master.elems(), master.dtype(), "adamw", "grad");
-  WEFT_CHECK(step.t >= 1, "adamw: t = {}; the first update has t = 1", step.t);
-  WEFT_OPS_DISPATCH(lane, adamw, step, master, exp_avg, exp_avg_sq, grad, weight);
+  adamw(lane, step, one_piece(lane, master, weight, "adamw"), {master, exp_avg, exp_avg_sq, grad, weight});
+}
+
+void sgd(Lane& lane, const SgdStep& step, const FlatPieces& pieces, const SgdTensors& t) {
+  check_update(pieces, t.master, t.gradient, t.weight, "sgd");
+  if (t.buffer.defined() || step.momentum != 0)
+    check_flat(t.buffer, pieces.owned_end(), t.master.dtype(), "sgd", "buffer");
+  WEFT_OPS_DISPATCH(lane, sgd, step, pieces, t);
 }
 
 void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
          const Tensor& weight) {
-  check_weight(master, weight, "sgd");
-  check_vector(grad, master.elems(), master.dtype(), "sgd", "grad");
-  if (buffer.defined() || step.momentum != 0)
-    check_vector(buffer, master.elems(), master.dtype(), "sgd", "buffer");
-  WEFT_OPS_DISPATCH(lane, sgd, step, master, buffer, grad, weight);
+  sgd(lane, step, one_piece(lane, master, weight, "sgd"), {master, buffer, grad, weight});
 }
 
 }  // namespace weft::ops

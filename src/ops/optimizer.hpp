@@ -1,7 +1,7 @@
 // Parameter updates over flat memory. All arithmetic is in the master's dtype (f32; f64 in tests).
 #pragma once
 
-#include "core/lane.hpp"
+#include "ops/flat_pieces.hpp"
 
 namespace weft::ops {
 
@@ -14,7 +14,14 @@ struct AdamWStep {
 // Decoupled weight decay (Loshchilov & Hutter 2019), bias-corrected as torch.optim.AdamW and FusedAdam:
 //   g = gradient_scale · grad;  p −= lr · weight_decay · p;  m = β1 m + (1−β1) g;  v = β2 v + (1−β2) g²
 //   p −= lr / (1−β1ᵗ) · m / (√v / √(1−β2ᵗ) + eps);  weight = round(p)
-// master, exp_avg, exp_avg_sq, grad: [n] same dtype; weight: [n], any floating dtype (may be master itself).
+// Weights of pieces with tag 0 do not decay.
+struct AdamWTensors {
+  Tensor master, exp_avg, exp_avg_sq;  // [owned] same dtype
+  Tensor gradient;                     // [offset] the same
+  Tensor weight;                       // [offset] any floating dtype; may be the master itself
+};
+void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t);
+// One piece: all tensors [n].
 void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
            const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight);
 
@@ -25,7 +32,11 @@ struct SgdStep {
 };
 
 // torch.optim.SGD: g += weight_decay · p; buffer = momentum · buffer + g (first: g); p −= lr · buffer.
-// `buffer` may be undefined when momentum = 0.
+// Weights of pieces with tag 0 do not decay. `buffer` may be undefined when momentum = 0.
+struct SgdTensors {
+  Tensor master, buffer, gradient, weight;  // as for AdamW
+};
+void sgd(Lane& lane, const SgdStep& step, const FlatPieces& pieces, const SgdTensors& t);
 void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
          const Tensor& weight);
 

@@ -3,31 +3,45 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/elementwise.hpp"
-
 namespace weft {
+namespace {
 
-double gradient_norm(Lane& lane, const ParamBuffer& buffer, int blocks, int tp_rank, Communicator& model,
-                     Communicator& dp, double scale) {
-  const Tensor sums = lane.alloc(DType::kF64, {blocks}, "gradient norm");
-  ops::fill(lane, sums, 0);
-  const Tensor sum = lane.alloc(DType::kF64, {1}, "gradient norm");
+std::vector<ops::FlatPiece> counted_here(const ParamBuffer& buffer, int tp_rank) {
+  std::vector<ops::FlatPiece> pieces;
   for (const ParamBuffer::Slot& slot : buffer.slots()) {
     const Param& param = *slot.param;
     if (param.traits().copy) continue;
     for (const LogicalTensor& part : param.parts()) {
       if (!part.primary(tp_rank)) continue;
-      const Tensor gradient = buffer.owned_gradient(param, part.local_row, part.local_shape()[0]);
-      if (gradient.elems() == 0) continue;
-      ops::sum_of_squares(lane, gradient, sum);
-      ops::add_in_place(lane, sums.slice(param.traits().block, 1), sum);
+      const ParamBuffer::Range owned = buffer.owned_range(param, part.local_row, part.local_shape()[0]);
+      if (owned.elems == 0) continue;
+      pieces.push_back({.offset = owned.offset, .elems = owned.elems, .tag = param.traits().block});
     }
   }
-  if (buffer.distributed()) dp.all_reduce(lane, sums).wait(lane);
-  model.all_reduce(lane, sums).wait(lane);
-  if (lane.meta()) return 0;
+  return pieces;
+}
+
+}  // namespace
+
+GradientNorm::GradientNorm(Lane& lane, const ParamBuffer& buffer, int blocks, int tp_rank,
+                           Communicator& model, Communicator& dp)
+    : buffer_(buffer),
+      blocks_(blocks),
+      model_(model),
+      dp_(dp),
+      pieces_(lane, counted_here(buffer, tp_rank)) {}
+
+Tensor GradientNorm::sums(Lane& lane) const {
+  Tensor sums = lane.alloc(DType::kF64, {blocks_}, "gradient norm");
+  ops::sums_of_squares(lane, pieces_, buffer_.gradients(), sums);
+  if (buffer_.distributed()) dp_.all_reduce(lane, sums).wait(lane);
+  model_.all_reduce(lane, sums).wait(lane);
+  return sums;
+}
+
+double GradientNorm::norm(std::span<const double> sums, double scale) {
   double total = 0;
-  for (const double block : sums.values<double>()) total += block;
+  for (const double block : sums) total += block;
   return std::sqrt(total) * scale;
 }
 

@@ -9,7 +9,7 @@ namespace {
 // The part that both optimizers share: where the master weights are.
 class MasterWeights {
  public:
-  MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer) {
+  MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer), pieces_(lane, pieces_of(buffer)) {
     const DType type = accumulator_of(buffer.weights().dtype());
     // fp32 (and fp64) models update their weights in place, where those that are owned lie in one piece.
     const bool in_place = type == buffer.weights().dtype() && !buffer.distributed();
@@ -25,22 +25,26 @@ class MasterWeights {
   void publish(Lane& lane) const {
     if (master_.raw() == buffer_.weights().raw()) return;
     for (const ParamBuffer::Piece& piece : buffer_.pieces()) {
-      ops::copy(lane, owned(master_, piece), in_buffer(buffer_.weights(), piece));
+      ops::copy(lane, master_.slice(piece.owned, piece.elems),
+                buffer_.weights().slice(piece.offset, piece.elems));
     }
-  }
-
-  static Tensor owned(const Tensor& flat, const ParamBuffer::Piece& piece) {
-    return flat.defined() ? flat.slice(piece.owned, piece.elems) : Tensor();
-  }
-  static Tensor in_buffer(const Tensor& full, const ParamBuffer::Piece& piece) {
-    return full.slice(piece.offset, piece.elems);
   }
 
   const ParamBuffer& buffer() const { return buffer_; }
   const Tensor& flat() const { return master_; }
+  const ops::FlatPieces& pieces() const { return pieces_; }
 
  private:
+  static std::vector<ops::FlatPiece> pieces_of(const ParamBuffer& buffer) {
+    std::vector<ops::FlatPiece> pieces;
+    for (const ParamBuffer::Piece& p : buffer.pieces()) {
+      pieces.push_back({p.owned, p.offset, p.elems, p.param->decay() ? 1 : 0});
+    }
+    return pieces;
+  }
+
   const ParamBuffer& buffer_;
+  ops::FlatPieces pieces_;
   Tensor master_;
 };
 
@@ -54,21 +58,17 @@ class AdamW final : public Optimizer {
 
   void step(Lane& lane, const UpdateStep& update) override {
     ++steps_;
-    const ParamBuffer& buffer = master_.buffer();
-    for (const ParamBuffer::Piece& piece : buffer.pieces()) {
-      ops::adamw(lane,
-                 {.lr = update.lr,
-                  .beta1 = options_.beta1,
-                  .beta2 = options_.beta2,
-                  .eps = options_.eps,
-                  .weight_decay = piece.param->decay() ? update.weight_decay : 0,
-                  .t = steps_,
-                  .gradient_scale = update.gradient_scale},
-                 MasterWeights::owned(master_.flat(), piece), MasterWeights::owned(exp_avg_, piece),
-                 MasterWeights::owned(exp_avg_sq_, piece),
-                 MasterWeights::in_buffer(buffer.gradients(), piece),
-                 MasterWeights::in_buffer(buffer.weights(), piece));
-    }
+    ops::adamw(
+        lane,
+        {.lr = update.lr,
+         .beta1 = options_.beta1,
+         .beta2 = options_.beta2,
+         .eps = options_.eps,
+         .weight_decay = update.weight_decay,
+         .t = steps_,
+         .gradient_scale = update.gradient_scale},
+        master_.pieces(),
+        {master_.flat(), exp_avg_, exp_avg_sq_, master_.buffer().gradients(), master_.buffer().weights()});
   }
 
   const Tensor& master() const override { return master_.flat(); }
@@ -92,18 +92,14 @@ class Sgd final : public Optimizer {
         momentum_(options.momentum != 0 ? master_.zeros(lane, "momentum") : Tensor()) {}
 
   void step(Lane& lane, const UpdateStep& update) override {
-    const ParamBuffer& buffer = master_.buffer();
-    for (const ParamBuffer::Piece& piece : buffer.pieces()) {
-      ops::sgd(lane,
-               {.lr = update.lr,
-                .momentum = options_.momentum,
-                .weight_decay = piece.param->decay() ? update.weight_decay : 0,
-                .first = steps_ == 0,
-                .gradient_scale = update.gradient_scale},
-               MasterWeights::owned(master_.flat(), piece), MasterWeights::owned(momentum_, piece),
-               MasterWeights::in_buffer(buffer.gradients(), piece),
-               MasterWeights::in_buffer(buffer.weights(), piece));
-    }
+    ops::sgd(lane,
+             {.lr = update.lr,
+              .momentum = options_.momentum,
+              .weight_decay = update.weight_decay,
+              .first = steps_ == 0,
+              .gradient_scale = update.gradient_scale},
+             master_.pieces(),
+             {master_.flat(), momentum_, master_.buffer().gradients(), master_.buffer().weights()});
     ++steps_;
   }
 

@@ -9,7 +9,6 @@
 #include "nn/gather.hpp"
 #include "ops/elementwise.hpp"
 #include "optim/finalize_gradients.hpp"
-#include "optim/gradient_norm.hpp"
 
 namespace weft {
 namespace {
@@ -151,6 +150,8 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
   optimizer_ = o.optimizer == OptimizerConfig::Kind::kSgd
                    ? make_sgd(lane_, *buffer_, {.momentum = o.sgd_momentum})
                    : make_adamw(lane_, *buffer_, {o.adam_beta1, o.adam_beta2, o.adam_eps});
+  norm_ = std::make_unique<GradientNorm>(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
+                                         groups_.tp().rank(), groups_.model(), groups_.dp());
   dynamic_scale_ = options.dtype == DType::kF16 && o.loss_scale == 0;
 }
 
@@ -193,9 +194,9 @@ Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, b
   if (lane_.meta()) return mb;
   WEFT_CHECK(batch.rows == shape[0] && batch.sequence_length == shape[1],
              "a microbatch of {} x {}, expected {}", batch.rows, batch.sequence_length, to_string(shape));
-  std::copy(batch.tokens.begin(), batch.tokens.end(), mb.batch.tokens.data<std::int32_t>());
-  std::copy(batch.labels.begin(), batch.labels.end(), mb.batch.labels.data<std::int32_t>());
-  std::copy(batch.sample_ids.begin(), batch.sample_ids.end(), mb.batch.sample_ids.data<std::int64_t>());
+  ops::from_host(lane_, batch.tokens, mb.batch.tokens);
+  ops::from_host(lane_, batch.labels, mb.batch.labels);
+  ops::from_host(lane_, batch.sample_ids, mb.batch.sample_ids);
   return mb;
 }
 
@@ -239,27 +240,44 @@ const std::vector<std::unique_ptr<GptModel>>& Engine::evaluation_models() const 
   return evaluation_models_.empty() ? models_ : evaluation_models_;
 }
 
-Engine::WorldSums Engine::sum_over_ranks(const LossSum& mine, bool stop) {
-  const Tensor t = lane_.alloc(DType::kF64, {3}, "step statistics");
-  if (lane_.meta()) {
-    groups_.world().all_reduce(lane_, t).wait(lane_);
-    return {};
-  }
+Engine::Passed Engine::nothing_passed() {
+  Passed none{.loss = lane_.alloc(DType::kF64, {1}, "step statistics")};
+  ops::fill(lane_, none.loss, 0);
+  return none;
+}
+
+void Engine::add_losses(Passed& passed, const Microbatch& mb) {
+  if (!mb.losses.defined()) return;
+  const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
+  ops::sum(lane_, mb.losses, sum);
+  ops::add_in_place(lane_, passed.loss, sum);
+}
+
+Tensor Engine::sum_over_ranks(const Passed& mine, bool stop) {
+  Tensor t = lane_.alloc(DType::kF64, {3}, "step statistics");
   // Tensor-parallel ranks know the same, and the stages the same tokens: one of them counts.
   const bool first = groups_.tp().rank() == 0;
-  double* values = t.data<double>();
-  values[0] = first ? mine.sum : 0;  // 0 on stages without the loss
-  values[1] = first && groups_.pp().rank() == 0 ? static_cast<double>(mine.tokens) : 0;
-  values[2] = stop ? 1 : 0;
+  if (first) {
+    ops::copy(lane_, mine.loss, t.slice(0, 1));  // 0 on stages without the loss
+  } else {
+    ops::fill(lane_, t.slice(0, 1), 0);
+  }
+  const bool counts = first && groups_.pp().rank() == 0;
+  const std::vector<double> known = {counts ? static_cast<double>(mine.tokens) : 0.0, stop ? 1.0 : 0.0};
+  ops::from_host(lane_, known, t.slice(1, 2));
   groups_.world().all_reduce(lane_, t).wait(lane_);
+  return t;
+}
+
+Engine::WorldSums Engine::read(const Tensor& sums) {
+  const std::vector<double> values = ops::to_host<double>(lane_, sums);
   return {values[0], values[1], values[2]};
 }
 
-Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
-                                         std::int64_t filled, const MicrobatchSource& source, bool reduce) {
+Engine::Passed Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
+                                        std::int64_t filled, const MicrobatchSource& source, bool reduce) {
   buffer_->begin_step(lane_, static_cast<int>(microbatches), reduce);
-  LossSum total;
-  const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
+  Passed total = nothing_passed();
   const PipelineShape shape = pipeline(microbatches, false);
   const DrainPoint drain = drain_point();
   chunk_activation_bytes_.assign(models_.size(), 0);
@@ -283,9 +301,7 @@ Engine::LossSum Engine::forward_backward(std::int64_t iteration, std::int64_t mi
     };
     const auto forwarded = [&, chunk](int m, const Microbatch& mb) {
       if (m == 0) chunk_activation_bytes_[chunk] = lane_.arena.in_use() - before;
-      if (!mb.losses.defined()) return;
-      ops::sum(lane_, mb.losses, sum);
-      if (!lane_.meta()) total.sum += *sum.data<double>();
+      add_losses(total, mb);
     };
     stages.emplace_back(*models_[chunk], message(), static_cast<int>(microbatches),
                         TrainingStage::Hooks{make, forwarded});
@@ -303,17 +319,18 @@ void Engine::finalize() {
 StepResult Engine::train_step(const StepInput& input) {
   const std::int64_t filled =
       input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
-  const LossSum mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
-  const WorldSums sums = sum_over_ranks(mine, input.stop_requested);
+  const Passed mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
+  const Tensor statistics = sum_over_ranks(mine, input.stop_requested);
+  finalize();
+  const Tensor squares = norm_->sums(lane_);
+  // The one place of a step where the host waits for the device.
+  const WorldSums sums = read(statistics);
   StepResult result{.tokens = static_cast<std::int64_t>(sums.tokens), .stop = sums.stop > 0};
   const double tokens = std::max(sums.tokens, 1.0);
   result.loss = sums.loss / tokens;
   result.loss_scale = scaler_.scale();
-
-  finalize();
   const double scale = (options_.per_token_loss ? 1.0 / tokens : 1.0) / scaler_.scale();
-  result.grad_norm = gradient_norm(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
-                                   groups_.tp().rank(), groups_.model(), groups_.dp(), scale);
+  result.grad_norm = GradientNorm::norm(ops::to_host<double>(lane_, squares), scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (!finite && options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop &&
       (!dynamic_scale_ || !std::isfinite(result.loss))) {
@@ -336,9 +353,9 @@ StepResult Engine::train_step(const StepInput& input) {
 
 bool Engine::speaks(double number) {
   const Tensor t = lane_.alloc(DType::kF64, {1}, "step statistics");
-  *t.data<double>() = number;
+  ops::from_host(lane_, std::vector<double>{number}, t);
   groups_.world().all_reduce(lane_, t, ReduceOp::kMax).wait(lane_);
-  return *t.data<double>() == number;
+  return ops::to_host<double>(lane_, t).front() == number;
 }
 
 std::string Engine::first_nonfinite_place(std::int64_t iteration, std::int64_t microbatches,
@@ -421,27 +438,23 @@ void Engine::say_skipped(const StepInput& input, const StepResult& result) {
 
 Engine::LossSum Engine::evaluate(std::int64_t microbatches, const MicrobatchSource& source) {
   flush();
-  LossSum total;
-  const Tensor sum = lane_.alloc(DType::kF64, {1}, "step statistics");
+  Passed total = nothing_passed();
   run_forward(microbatches, [&](std::size_t chunk, int m, const Tensor& received) {
     if (!lane_.meta()) source(m, host_);
     if (chunk == 0) total.tokens += host_.target_tokens;
     Microbatch mb = make_microbatch(host_, 0, false);
     Tensor sent = evaluation_models()[chunk]->forward(lane_, received, mb);
-    if (mb.losses.defined()) {
-      ops::sum(lane_, mb.losses, sum);
-      if (!lane_.meta()) total.sum += *sum.data<double>();
-    }
+    add_losses(total, mb);
     return sent;
   });
-  const WorldSums sums = sum_over_ranks(total, false);
+  const WorldSums sums = read(sum_over_ranks(total, false));
   return {sums.loss, static_cast<std::int64_t>(sums.tokens)};
 }
 
 Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSource& source) {
   flush();
-  const LossSum mine = forward_backward(0, microbatches, microbatches * groups_.dp().size(), source);
-  const WorldSums sums = sum_over_ranks(mine, false);
+  const Passed mine = forward_backward(0, microbatches, microbatches * groups_.dp().size(), source);
+  const WorldSums sums = read(sum_over_ranks(mine, false));
   finalize();
   buffer_->gather_gradients(lane_);
   ops::scale_in_place(lane_, buffer_->gradients(), 1.0 / std::max(sums.tokens, 1.0));

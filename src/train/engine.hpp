@@ -11,6 +11,7 @@
 #include "data/loader.hpp"
 #include "data_parallel/param_buffer.hpp"
 #include "model/gpt_model.hpp"
+#include "optim/gradient_norm.hpp"
 #include "optim/loss_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "pipeline/executor.hpp"
@@ -139,14 +140,22 @@ class Engine {
                    const std::function<Tensor(std::size_t, int, const Tensor&)>& body);
   const std::vector<std::unique_ptr<GptModel>>& evaluation_models() const;
 
-  // Sums over the world, in which each number counts once.
+  // What this rank's microbatches gave: Σ losses, on the device [1] f64, and their target tokens.
+  struct Passed {
+    Tensor loss;
+    std::int64_t tokens = 0;
+  };
+  Passed nothing_passed();
+  void add_losses(Passed& passed, const Microbatch& mb);
+  // Sums over the world, in which each number counts once: [3] f64 on the device, and as numbers.
   struct WorldSums {
     double loss = 0, tokens = 0, stop = 0;
   };
-  WorldSums sum_over_ranks(const LossSum& mine, bool stop);
+  Tensor sum_over_ranks(const Passed& mine, bool stop);
+  WorldSums read(const Tensor& sums);
   // `filled`: microbatches of all ranks that hold samples.
-  LossSum forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
-                           const MicrobatchSource& source, bool reduce = true);
+  Passed forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
+                          const MicrobatchSource& source, bool reduce = true);
   void finalize();
   // Looks for the first part of the model whose output is not finite, microbatch by microbatch. On the rank
   // that is to speak: "microbatch 3 of this rank first shows a NaN or infinity in layer 1"; empty on all
@@ -172,6 +181,7 @@ class Engine {
   Gate gate_;
   std::vector<std::unique_ptr<GptModel>> models_, evaluation_models_;  // by chunk
   std::unique_ptr<ParamBuffer> buffer_;
+  std::unique_ptr<GradientNorm> norm_;
   std::unique_ptr<Optimizer> optimizer_;
   LossScaler scaler_;
   bool dynamic_scale_ = false;

@@ -65,9 +65,13 @@ TEST_F(OptimizerTest, Bf16WeightsFollowAnFp32Master) {
 
 TEST_F(OptimizerTest, NormAndClip) {
   const ParamBuffer& flat = buffer(DType::kF32);
-  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, 1, 0, *self_, *self_, 1), std::sqrt(17.0),
+  const GradientNorm squares(rank_.lane(), flat, 1, 0, *self_, *self_);
+  const auto norm = [&](double scale) {
+    return GradientNorm::norm(squares.sums(rank_.lane()).values<double>(), scale);
+  };
+  EXPECT_NEAR(norm(1), std::sqrt(17.0),
               1e-12);  // padding counts nowhere
-  EXPECT_NEAR(gradient_norm(rank_.lane(), flat, 1, 0, *self_, *self_, 0.5), std::sqrt(17.0) / 2, 1e-12);
+  EXPECT_NEAR(norm(0.5), std::sqrt(17.0) / 2, 1e-12);
   EXPECT_DOUBLE_EQ(clip_coefficient(4, 1), 1 / (4 + 1e-6));
   EXPECT_EQ(clip_coefficient(0.5, 1), 1);
   EXPECT_EQ(clip_coefficient(100, 0), 1);

@@ -1,8 +1,8 @@
 #include <utility>
 
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/math.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "ops/cpu/attention_tiles.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/math.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

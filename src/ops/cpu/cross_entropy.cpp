@@ -1,9 +1,9 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/math.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

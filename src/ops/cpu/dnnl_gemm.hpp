@@ -2,7 +2,7 @@
 // rate of our own kernels, which convert to f32. Everything about oneDNN is in dnnl_gemm.cpp.
 #pragma once
 
-#include "ops/cpu/kernels.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 

@@ -1,6 +1,6 @@
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/random_mask.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

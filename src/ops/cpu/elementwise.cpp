@@ -1,8 +1,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {
@@ -113,6 +113,10 @@ void copy(Lane& lane, const Tensor& from, const Tensor& to) {
   });
 }
 
+void upload(Lane& lane, const Tensor& from, const Tensor& to) {
+  copy(lane, from, to);
+}
+
 void add_in_place(Lane& lane, const Tensor& x, const Tensor& y) {
   visit_floating(x.dtype(), [&]<class T>(T) {
     visit_floating(y.dtype(), [&]<class U>(U) {
@@ -152,6 +156,23 @@ void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const
     for (Index p = 0; p < ceil_div(n, kSumPiece); ++p) total += pieces[p];
     *out.data<double>() = total;
   });
+}
+
+std::int64_t sums_of_squares_partials(const Lane&, const FlatPieces& pieces) {
+  Index most = 0;
+  for (const FlatPiece& p : pieces.list()) most = std::max(most, ceil_div(p.elems, kSumPiece));
+  return most;
+}
+
+void sums_of_squares(Lane& lane, const FlatPieces& pieces, const Tensor& x, const Tensor& partial,
+                     const Tensor& out) {
+  double* sums = out.data<double>();
+  std::fill_n(sums, out.elems(), 0.0);
+  double of_piece = 0;
+  for (const FlatPiece& p : pieces.list()) {
+    sum(lane, x.slice(p.offset, p.elems), true, partial, Tensor::borrow(&of_piece, DType::kF64, {1}));
+    sums[p.tag] += of_piece;
+  }
 }
 
 void find_nonfinite(Lane& lane, const Tensor& x, std::int64_t& index) {

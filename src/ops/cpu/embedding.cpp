@@ -1,5 +1,5 @@
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

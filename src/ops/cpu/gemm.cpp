@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "ops/cpu/dnnl_gemm.hpp"
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
 #include "ops/cpu/tile_product.hpp"
 #include "ops/cpu/transpose.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {
@@ -207,7 +207,7 @@ void gemm(Lane& lane, const Gemm& g, const Tensor& scratch) {
   });
 }
 
-std::int64_t row_chunks(std::int64_t rows) {
+std::int64_t row_chunks(const Lane&, std::int64_t rows, std::int64_t) {
   return RowRanges(rows).count;
 }
 

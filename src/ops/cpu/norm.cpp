@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "ops/cpu/kernels.hpp"
 #include "ops/cpu/support.hpp"
+#include "ops/twins.hpp"
 
 namespace weft::ops::cpu {
 namespace {
@@ -78,24 +78,34 @@ void run_sgd(Lane& lane, const SgdStep& s, const Tensor& master, const Tensor& b
   });
 }
 
-}  // namespace
-
-void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
-           const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight) {
-  if (master.dtype() == DType::kF64) {
-    run_adamw<double>(lane, step, master, exp_avg, exp_avg_sq, grad, weight);
-  } else {
-    run_adamw<float>(lane, step, master, exp_avg, exp_avg_sq, grad, weight);
+// Calls update(owned, full, decays) for each piece: functions that cut the piece out of a flat tensor.
+template <class Update>
+void for_pieces(const FlatPieces& pieces, const Update& update) {
+  for (const FlatPiece& p : pieces.list()) {
+    const auto owned = [&](const Tensor& x) { return x.defined() ? x.slice(p.owned, p.elems) : x; };
+    const auto full = [&](const Tensor& x) { return x.slice(p.offset, p.elems); };
+    update(owned, full, p.tag != 0);
   }
 }
 
-void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
-         const Tensor& weight) {
-  if (master.dtype() == DType::kF64) {
-    run_sgd<double>(lane, step, master, buffer, grad, weight);
-  } else {
-    run_sgd<float>(lane, step, master, buffer, grad, weight);
-  }
+}  // namespace
+
+void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t) {
+  for_pieces(pieces, [&](const auto& owned, const auto& full, bool decays) {
+    AdamWStep s = step;
+    if (!decays) s.weight_decay = 0;
+    const auto run = t.master.dtype() == DType::kF64 ? run_adamw<double> : run_adamw<float>;
+    run(lane, s, owned(t.master), owned(t.exp_avg), owned(t.exp_avg_sq), full(t.gradient), full(t.weight));
+  });
+}
+
+void sgd(Lane& lane, const SgdStep& step, const FlatPieces& pieces, const SgdTensors& t) {
+  for_pieces(pieces, [&](const auto& owned, const auto& full, bool decays) {
+    SgdStep s = step;
+    if (!decays) s.weight_decay = 0;
+    const auto run = t.master.dtype() == DType::kF64 ? run_sgd<double> : run_sgd<float>;
+    run(lane, s, owned(t.master), owned(t.buffer), full(t.gradient), full(t.weight));
+  });
 }
 
 }  // namespace weft::ops::cpu

@@ -1,0 +1,14 @@
+// Stands in for gpu.cpp in builds without CUDA.
+#include "core/gpu.hpp"
+
+namespace weft {
+
+Gpus find_gpus() {
+  return {.why_none = "this build has no CUDA backend (configure with -DWEFT_CUDA=ON; README, section GPU)"};
+}
+
+std::unique_ptr<Arena> gpu_arena(int, std::size_t) {
+  fail("{}", find_gpus().why_none);
+}
+
+}  // namespace weft

@@ -1,0 +1,67 @@
+#include "core/gpu.hpp"
+
+#include "core/cuda/check.hpp"
+
+namespace weft {
+namespace {
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+}  // namespace
+
+Gpus find_gpus() {
+  Gpus gpus;
+  int driver = 0, runtime = 0, count = 0;
+  cudaRuntimeGetVersion(&runtime);
+  gpus.runtime = version_text(runtime);
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    gpus.why_none = "no NVIDIA driver answers on this machine";
+    return gpus;
+  }
+  gpus.driver = version_text(driver);
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    gpus.why_none = fmt::format(
+        "the NVIDIA driver serves CUDA {}, and this program was built with CUDA {}; install a newer driver",
+        gpus.driver, gpus.runtime);
+  } else if (status != cudaSuccess || count == 0) {
+    gpus.why_none = fmt::format("CUDA finds no GPU here ({}); see nvidia-smi and CUDA_VISIBLE_DEVICES",
+                                cudaGetErrorString(status));
+  }
+  if (!gpus.why_none.empty()) return gpus;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    cuda::check(cudaGetDeviceProperties(&p, i), "read the properties of a GPU");
+    gpus.list.push_back({.name = p.name,
+                         .major = p.major,
+                         .minor = p.minor,
+                         .multiprocessors = p.multiProcessorCount,
+                         .memory = p.totalGlobalMem,
+                         .free = p.totalGlobalMem});
+  }
+  return gpus;
+}
+
+std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes) {
+  cuda::check(cudaSetDevice(index), "use a GPU");
+  void* base = nullptr;
+  const cudaError_t status = cudaMalloc(&base, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is reported here; leave no trace
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    fail("GPU {}: {:.1f} MiB are needed in one piece, and {:.1f} of its {:.1f} MiB are free", index,
+         static_cast<double>(bytes) / (1 << 20), static_cast<double>(free) / (1 << 20),
+         static_cast<double>(total) / (1 << 20));
+  }
+  cuda::check(status, "reserve device memory");
+  return std::make_unique<Arena>(Device{DeviceKind::kCuda, index}, static_cast<std::byte*>(base), bytes,
+                                 [base, index] {
+                                   cudaSetDevice(index);
+                                   cudaFree(base);
+                                 });
+}
+
+}  // namespace weft

@@ -1,0 +1,30 @@
+// The GPUs of this machine. In a build without the CUDA backend there are none, and the reason says so.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/arena.hpp"
+
+namespace weft {
+
+struct Gpu {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  std::size_t memory = 0, free = 0;  // bytes
+};
+
+struct Gpus {
+  std::vector<Gpu> list;
+  std::string why_none;         // where the list is empty: what is missing, and what to do about it
+  std::string driver, runtime;  // CUDA versions, "13.0"
+};
+// Looks; changes nothing, and makes no context where there is none.
+Gpus find_gpus();
+
+// One reservation of device memory. An Error that names both numbers when the GPU has less free.
+std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes);
+
+}  // namespace weft

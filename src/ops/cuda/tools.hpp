@@ -1,0 +1,68 @@
+// What a rank's operations use on its GPU: the compute stream, library handles, tuned plans, pinned memory.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include <memory>
+#include <vector>
+
+#include "core/cuda/check.hpp"
+#include "core/lane.hpp"
+#include "ops/device_tools.hpp"
+
+namespace weft::ops::cuda {
+
+using weft::cuda::check;
+
+// Pinned host memory for small uploads that must not wait for the device: a ring of slots, each used again
+// when the copy out of it has passed.
+class Staging {
+ public:
+  Staging() = default;
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  void upload(cudaStream_t stream, const void* from, void* to, std::size_t bytes);
+
+ private:
+  struct Slot {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+    cudaEvent_t copied = nullptr;
+  };
+  static constexpr std::size_t kSlots = 32;
+  Slot slots_[kSlots];
+  std::size_t next_ = 0;
+};
+
+class GemmPlans;       // gemm.cpp
+class AttentionPlans;  // attention.cpp
+std::shared_ptr<GemmPlans> make_gemm_plans(int device, const std::string& cache);
+std::shared_ptr<AttentionPlans> make_attention_plans(int device);
+
+class Tools final : public DeviceTools {
+ public:
+  Tools(int device, const DeviceOptions& options);
+  ~Tools() override;
+  Tools(const Tools&) = delete;
+  Tools& operator=(const Tools&) = delete;
+
+  int device;
+  int multiprocessors = 0;
+  cudaStream_t stream = nullptr;
+  Staging staging;
+  std::shared_ptr<GemmPlans> gemms;
+  std::shared_ptr<AttentionPlans> attentions;
+};
+
+inline Tools& tools(const Lane& lane) {
+  WEFT_CHECK(lane.tools != nullptr, "a lane on a GPU without tools");
+  return static_cast<Tools&>(*lane.tools);
+}
+inline cudaStream_t stream(const Lane& lane) {
+  return static_cast<cudaStream_t>(lane.compute.handle);
+}
+
+}  // namespace weft::ops::cuda

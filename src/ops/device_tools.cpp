@@ -1,0 +1,20 @@
+#include "ops/device_tools.hpp"
+
+#include "ops/dispatch.hpp"
+
+namespace weft::ops {
+namespace cuda {
+OpenedDevice open(int index, const DeviceOptions& options);  // cuda/tools.cpp
+}
+
+OpenedDevice open_device(Device device, const DeviceOptions& options) {
+  if (device.kind != DeviceKind::kCuda) return {};
+#ifdef WEFT_HAS_CUDA
+  return cuda::open(device.index, options);
+#else
+  (void)options;
+  no_kernels("open_device", device);
+#endif
+}
+
+}  // namespace weft::ops

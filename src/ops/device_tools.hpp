@@ -1,0 +1,23 @@
+// The tools of a device (see Lane): made once for each rank.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/lane.hpp"
+
+namespace weft::ops {
+
+struct OpenedDevice {
+  std::unique_ptr<DeviceTools> tools;
+  Stream compute;  // the stream that tools own
+};
+
+struct DeviceOptions {
+  // Where tuned plans of matrix products are kept between runs; empty: nowhere.
+  std::string plan_cache;
+};
+// A stream and library handles on a GPU; nothing for the CPU and for meta memory.
+OpenedDevice open_device(Device device, const DeviceOptions& options = {});
+
+}  // namespace weft::ops
