@@ -92,9 +92,12 @@ void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, cons
 
 void read_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer) {
   const Tensor& flat = optimizer != nullptr ? optimizer->master() : buffer.weights();
-  read_parts(lane, buffer, flat,
-             [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count,
-                 const Tensor& out) { source.read(lane, name, dim, begin, count, out); });
+  read_parts(
+      lane, buffer, flat,
+      [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count, const Tensor& out) {
+        ops::fill_on_host(lane, out,
+                          [&](const Tensor& host) { source.read(lane, name, dim, begin, count, host); });
+      });
   if (optimizer != nullptr) optimizer->publish(lane);
 }
 

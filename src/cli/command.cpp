@@ -27,6 +27,7 @@ constexpr std::array kCommands = {
     Command{"tokenizer", "train a byte-level BPE tokenizer; encode and decode text", run_tokenizer},
     Command{"data", "make, inspect and sample token files (.bin/.idx)", run_data},
     Command{"checkpoint", "what a checkpoint holds, and whether every byte is sound", run_checkpoint},
+    Command{"bench", "time a training step", run_bench},
     Command{"plan", "memory, messages and bubble of a training run, without running it", run_plan},
     Command{"schedule", "the program, bubble and memory of a pipeline schedule", run_schedule},
     Command{"doctor", "what this build and machine offer, and what is missing for what", run_doctor},

@@ -15,5 +15,6 @@ int run_checkpoint(Args args);
 int run_plan(Args args);
 int run_schedule(Args args);
 int run_doctor(Args args);
+int run_bench(Args args);
 
 }  // namespace weft

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "cli/commands.hpp"
+#include "core/gpu.hpp"
 #include "data/tokenizer.hpp"
 #include "io/atomic_file.hpp"
 #include "train/options.hpp"
 #include "train/plan_report.hpp"
+#include "train/rank_device.hpp"
 #include "train/run_checkpoint.hpp"
 #include "train/run_data.hpp"
 
@@ -36,6 +38,9 @@ std::vector<std::string> problems_of_plan(const OptionSet& options, const TrainC
   if (options.given("group-query-attention") && !options.given("num-query-groups")) {
     problems.emplace_back("--group-query-attention needs --num-query-groups N");
   }
+  if (config.parallel.device == ParallelConfig::Device::kCuda && !built_with_cuda()) {
+    problems.push_back("--device cuda: " + find_gpus().why_none);
+  }
   std::vector<std::string> later = unsupported_yet(config);
   std::move(later.begin(), later.end(), std::back_inserter(problems));
   return problems;
@@ -44,6 +49,11 @@ std::vector<std::string> problems_of_plan(const OptionSet& options, const TrainC
 // What a run would learn from the files that are given: a model to load, the sizes of given batches, a
 // tokenizer's vocabulary.
 TrainConfig with_files(TrainConfig config) {
+  if (config.parallel.device == ParallelConfig::Device::kAuto) {
+    config.parallel.device =
+        find_gpus().list.empty() ? ParallelConfig::Device::kCpu : ParallelConfig::Device::kCuda;
+  }
+  use_precision_of_device(config);
   config = resolved(std::move(config));
   if (!config.checkpoint.load.empty()) use_loaded_model(config);
   if (!config.data.batches.empty()) {

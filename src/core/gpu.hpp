@@ -9,6 +9,9 @@
 
 namespace weft {
 
+// Whether this program has the CUDA backend.
+bool built_with_cuda();
+
 struct Gpu {
   std::string name;
   int major = 0, minor = 0;  // compute capability
@@ -23,6 +26,9 @@ struct Gpus {
 };
 // Looks; changes nothing, and makes no context where there is none.
 Gpus find_gpus();
+
+// Bytes in use on a GPU, by everyone.
+std::size_t gpu_bytes_in_use(int index);
 
 // One reservation of device memory. An Error that names both numbers when the GPU has less free.
 std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes);

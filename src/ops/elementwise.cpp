@@ -1,5 +1,7 @@
 #include "ops/elementwise.hpp"
 
+#include <memory>
+
 #include "ops/checks.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/twins.hpp"
@@ -25,6 +27,14 @@ void copy(Lane& lane, const Tensor& from, const Tensor& to) {
   WEFT_CHECK(from.defined() && to.defined() && from.shape() == to.shape(), "copy: {} to {}", describe(from),
              describe(to));
   WEFT_OPS_DISPATCH(lane, copy, from, to);
+}
+
+void fill_on_host(Lane& lane, const Tensor& x, const std::function<void(const Tensor& host)>& fill) {
+  if (x.device().kind == DeviceKind::kCpu) return fill(x);
+  const auto memory = std::make_unique<std::byte[]>(x.bytes());
+  const Tensor host = Tensor::borrow(memory.get(), x.dtype(), x.shape());
+  fill(host);
+  copy(lane, host, x);
 }
 
 void upload(Lane& lane, const Tensor& from, const Tensor& to) {

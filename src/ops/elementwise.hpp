@@ -1,6 +1,7 @@
 // Casts, copies and sums.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "core/lane.hpp"
@@ -19,6 +20,9 @@ std::vector<T> to_host(Lane& lane, const Tensor& x) {
   copy(lane, x, Tensor::borrow(values.data(), dtype_of<T>(), x.shape()));
   return values;
 }
+// Calls fill(x) where x lies in host memory; where it does not, fill gets host memory of its shape, and x a
+// copy of what that then holds.
+void fill_on_host(Lane& lane, const Tensor& x, const std::function<void(const Tensor& host)>& fill);
 // What from_host does, of whole tensors of the same shape and dtype.
 void upload(Lane& lane, const Tensor& from, const Tensor& to);
 // From host memory that may be used again at once; on a device's lane it does not wait for the device.

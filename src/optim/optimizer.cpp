@@ -32,6 +32,7 @@ class MasterWeights {
 
   const ParamBuffer& buffer() const { return buffer_; }
   const Tensor& flat() const { return master_; }
+  void read_marks(Lane& lane) { pieces_ = ops::FlatPieces(lane, pieces_of(buffer_)); }
   const ops::FlatPieces& pieces() const { return pieces_; }
 
  private:
@@ -56,6 +57,7 @@ class AdamW final : public Optimizer {
         exp_avg_(master_.zeros(lane, "Adam's first moments")),
         exp_avg_sq_(master_.zeros(lane, "Adam's second moments")) {}
 
+  void read_marks(Lane& lane) override { master_.read_marks(lane); }
   void step(Lane& lane, const UpdateStep& update) override {
     ++steps_;
     ops::adamw(
@@ -91,6 +93,7 @@ class Sgd final : public Optimizer {
         options_(options),
         momentum_(options.momentum != 0 ? master_.zeros(lane, "momentum") : Tensor()) {}
 
+  void read_marks(Lane& lane) override { master_.read_marks(lane); }
   void step(Lane& lane, const UpdateStep& update) override {
     ops::sgd(lane,
              {.lr = update.lr,

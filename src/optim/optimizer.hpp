@@ -19,6 +19,8 @@ struct UpdateStep {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
+  // What is owned and what of it decays, again: where marks have changed since this was made.
+  virtual void read_marks(Lane& lane) = 0;
   // Updates what is owned, in the master and in the model's weights; what others own comes by a gather.
   virtual void step(Lane& lane, const UpdateStep& update) = 0;
 

@@ -167,8 +167,8 @@ class Problems {
     const TrainingConfig& t = c_.training;
     std::string given;
     int flags = 0;
-    for (const auto& [is_given, option] :
-         {std::pair(t.bf16, "--bf16"), std::pair(t.fp16, "--fp16"), std::pair(t.fp64, "--fp64")}) {
+    for (const auto& [is_given, option] : {std::pair(t.fp32, "--fp32"), std::pair(t.bf16, "--bf16"),
+                                           std::pair(t.fp16, "--fp16"), std::pair(t.fp64, "--fp64")}) {
       if (!is_given) continue;
       given += (flags == 0 ? "" : " and ") + std::string(option);
       ++flags;
@@ -514,7 +514,6 @@ std::vector<std::string> unsupported_yet(const TrainConfig& c) {
     refuse(value > 1, fmt::format("{} {}", option, value));
   };
   size("--context-parallel-size", p.context_parallel_size);
-  refuse(p.device == ParallelConfig::Device::kCuda, "--device cuda");
   refuse(c.checkpoint.async_save, "--async-save");
   refuse(c.data.reset_position_ids, "--reset-position-ids");
   refuse(c.data.reset_attention_mask, "--reset-attention-mask");

@@ -125,6 +125,7 @@ struct TrainingConfig {
   std::int64_t exit_interval = 0;  // stop, with a save, when the iteration divides by it; 0: never
   std::int64_t eval_interval = 1000;
   std::int64_t eval_iters = 100;
+  bool fp32 = false;  // what CPUs do when nothing is said; on GPUs that is bf16
   bool bf16 = false;
   bool fp16 = false;
   bool fp64 = false;  // CPU only, for derivative checks
@@ -136,7 +137,7 @@ struct TrainingConfig {
   bool strict_sequence_length = false;
   std::int64_t cpu_threads = 0;  // per rank; 0: cores / ranks of this machine
 
-  // At most one of the three flags is set in a config that passes problems_of.
+  // At most one of the four flags is set in a config that passes problems_of.
   Precision precision() const {
     return fp64 ? Precision::kFp64 : fp16 ? Precision::kFp16 : bf16 ? Precision::kBf16 : Precision::kFp32;
   }

@@ -69,6 +69,7 @@ int threads_per_rank(std::int64_t asked, std::int64_t ranks) {
 
 EngineOptions EngineOptions::from(const TrainConfig& c) {
   return {.model = c.model,
+          .device = c.parallel.device == ParallelConfig::Device::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu,
           .dtype = dtype_of_precision(c.training.precision()),
           .micro_batch = c.training.micro_batch_size,
           .sequence_length = c.data.seq_length,
@@ -150,9 +151,18 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
   optimizer_ = o.optimizer == OptimizerConfig::Kind::kSgd
                    ? make_sgd(lane_, *buffer_, {.momentum = o.sgd_momentum})
                    : make_adamw(lane_, *buffer_, {o.adam_beta1, o.adam_beta2, o.adam_eps});
-  norm_ = std::make_unique<GradientNorm>(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
-                                         groups_.tp().rank(), groups_.model(), groups_.dp());
+  norm_ = make_norm();
   dynamic_scale_ = options.dtype == DType::kF16 && o.loss_scale == 0;
+}
+
+std::unique_ptr<GradientNorm> Engine::make_norm() {
+  return std::make_unique<GradientNorm>(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
+                                        groups_.tp().rank(), groups_.model(), groups_.dp());
+}
+
+void Engine::read_marks() {
+  optimizer_->read_marks(lane_);
+  norm_ = make_norm();
 }
 
 Engine::~Engine() = default;
@@ -164,8 +174,10 @@ void Engine::initialize() {
                       : buffer_->distributed() ? buffer_->scratch()
                                                : optimizer_->master();
   for (const ParamBuffer::Slot& slot : buffer_->slots()) {
-    weft::initialize(lane_.workers, *slot.param, ParamBuffer::piece(full, slot),
-                     RandomKey{static_cast<std::uint64_t>(options_.seed)});
+    ops::fill_on_host(lane_, ParamBuffer::piece(full, slot), [&](const Tensor& weight) {
+      weft::initialize(lane_.workers, *slot.param, weight,
+                       RandomKey{static_cast<std::uint64_t>(options_.seed)});
+    });
   }
   if (optimizer_ == nullptr) return;
   buffer_->keep_owned(lane_, full, optimizer_->master());

@@ -51,6 +51,7 @@ struct StepResult {
 
 struct EngineOptions {
   ModelConfig model;
+  DeviceKind device = DeviceKind::kCpu;
   DType dtype = DType::kF32;
   std::int64_t micro_batch = 1, sequence_length = 0;
   OptimizerConfig optimizer;
@@ -89,6 +90,10 @@ class Engine {
   // Waits for what a step has started and left to the next one. After the last step, and before the weights
   // are looked at.
   void flush();
+
+  // What follows from the marks of parameters (see ParamTraits, LogicalTensor): which pieces of memory are
+  // updated how, and count in the norm. For marks that have changed since the engine was made.
+  void read_marks();
 
   StepResult train_step(const StepInput& input);
   // Sum of losses and number of target tokens over `microbatches` on every data-parallel rank; no dropout.
@@ -131,6 +136,7 @@ class Engine {
   // This rank's part of the logits of one microbatch, on the last stage; undefined elsewhere.
   Tensor local_logits(const Batch& batch);
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
+  std::unique_ptr<GradientNorm> make_norm();
   DrainPoint drain_point() const;
   MessageShape message() const;
   PipelineShape pipeline(std::int64_t microbatches, bool forward_only) const;

@@ -13,13 +13,21 @@
 namespace weft {
 namespace {
 
-// What launchers call the number of their processes on this machine; 0: none says.
-int processes_on_machine() {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
+// The first of these variables that holds a number; 0: none does.
+int number_of(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
     const char* value = std::getenv(name);
     if (value != nullptr && std::atoi(value) > 0) return std::atoi(value);
   }
   return 0;
+}
+
+// What launchers call the number of their processes on this machine, and a process's own among them.
+int processes_on_machine() {
+  return number_of({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"});
+}
+int process_on_machine() {
+  return number_of({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
 }
 
 }  // namespace
@@ -36,6 +44,7 @@ Launch::Launch(ParallelConfig& parallel) {
     rank_ = mpi_world().rank;
     parallel.ranks = ranks_;
     on_machine_ = std::clamp(processes_on_machine(), 1, ranks_);
+    local_rank_ = process_on_machine();
   } else {
     ranks_ = on_machine_ = static_cast<int>(world_size(parallel));
   }

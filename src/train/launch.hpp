@@ -20,6 +20,8 @@ class Launch {
   bool first() const { return rank_ == 0; }
   // Of all ranks, those on this machine, as far as the launcher says.
   int ranks_on_machine() const { return on_machine_; }
+  // The number of a rank of this process among those on this machine.
+  int local_rank(int world_rank) const { return processes_ ? local_rank_ : world_rank; }
 
   struct Options {
     double timeout_seconds = 600;
@@ -31,7 +33,7 @@ class Launch {
 
  private:
   bool processes_ = false;
-  int ranks_ = 1, rank_ = 0, on_machine_ = 1;
+  int ranks_ = 1, rank_ = 0, on_machine_ = 1, local_rank_ = 0;
 };
 
 }  // namespace weft

@@ -337,6 +337,7 @@ void add_training_options(OptionSet& options, TrainingConfig& t) {
                   "save and leave at iterations that N divides; 0: never");
   options.integer("eval-interval", t.eval_interval, kSize, "steps between evaluations");
   options.integer("eval-iters", t.eval_iters, kSizeOrNone, "batches of an evaluation; 0: none");
+  options.flag("fp32", t.fp32, "compute in single precision: the default on CPUs; on GPUs it is --bf16");
   options.flag("bf16", t.bf16, "compute in bfloat16, update in fp32");
   options.flag("fp16", t.fp16, "compute in half precision with a loss scale, update in fp32");
   options.flag("fp64", t.fp64, "compute and update in double precision, on CPUs: for checks");

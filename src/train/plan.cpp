@@ -67,7 +67,7 @@ std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads, con
   spread(static_cast<int>(ranks.size()), [&](int pp) {
     const auto stage = static_cast<std::size_t>(pp);
     const Groups groups = Groups::planned(options.layout, ranks[stage]);
-    const std::unique_ptr<Arena> arena = Arena::meta();
+    const std::unique_ptr<Arena> arena = Arena::meta(options.device);
     Workers workers(threads);
     Lane lane{*arena, workers, {}};
     Engine engine(lane, groups, options);
@@ -206,6 +206,7 @@ std::int64_t bytes_of_parameter(const TrainConfig& config) {
 }
 
 void check_memory(const TrainConfig& config, std::int64_t ranks) {
+  if (config.parallel.device == ParallelConfig::Device::kCuda) return;  // its arena is reserved in one piece
   const ModelConfig& model = config.model;
   const auto count = parameter_count(model);
   const std::int64_t bytes = bytes_of_parameter(config);

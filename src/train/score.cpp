@@ -13,6 +13,7 @@
 #include "train/launch.hpp"
 #include "train/plan.hpp"
 #include "train/precision.hpp"
+#include "train/rank_device.hpp"
 #include "train/run_checkpoint.hpp"
 
 namespace weft {
@@ -35,6 +36,7 @@ struct Score {
   const GivenRows& rows;
   EngineOptions engine;
   std::vector<MemoryPlan> plans;
+  const Launch& launch;
   int ranks_on_machine;
   BatchShape shape;
   HostTensor logits;                        // [B, S, V]
@@ -60,9 +62,10 @@ void store_logits(Lane& lane, Score& score, const Tensor& logits, const std::vec
 void score_rank(Score& score, Communicator& world) {
   const Groups groups(world, score.engine.layout);
   const auto stage = static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp));
-  const std::unique_ptr<Arena> arena = Arena::host(score.plans[stage].arena);
   Workers workers(threads_per_rank(0, score.ranks_on_machine));
-  Lane lane{*arena, workers, {}};
+  RankDevice device(score.engine.device, score.launch.local_rank(world.rank()), score.plans[stage].arena,
+                    workers);
+  Lane& lane = device.lane();
   Engine engine(lane, groups, score.engine);
   load_weights(score.options.load, lane, engine);
 
@@ -123,6 +126,7 @@ ScoreResult run_score(const ScoreOptions& given) {
   check_output("--out", options.out, {options.tokens, options.load});
   EngineOptions engine;
   engine.model = resolved(model_config_of(options.load));
+  engine.device = choose_device(options.parallel, launch.ranks_on_machine());
   engine.dtype = parse_dtype(options.dtype);
   engine.training = false;
   const GivenRows rows(options.tokens, engine.model.vocab_size);
@@ -161,9 +165,9 @@ ScoreResult run_score(const ScoreOptions& given) {
   std::vector<MemoryPlan> plans =
       plan_scoring(engine, shape.microbatches(), options.grads, threads_per_rank(0, here));
   const Shape logits{rows.samples(), rows.sequence_length(), engine.model.vocab_size};
-  Score score{options, rows, engine, std::move(plans), here, shape, host_zeros(logits), {}, {}};
+  Score score{options, rows, engine, std::move(plans), launch, here, shape, host_zeros(logits), {}, {}};
   if (launch.first()) log_info("{}", to_string(score.plans));
-  check_memory(score.plans, here);
+  if (engine.device == DeviceKind::kCpu) check_memory(score.plans, here);
   launch.run({}, [&](Communicator& group) { score_rank(score, group); });
   score.result.reports = launch.first();
   if (launch.first()) write_result(score);

@@ -12,12 +12,14 @@
 #include "checkpoint/agreement.hpp"
 #include "core/log.hpp"
 #include "mesh/mesh.hpp"
+#include "ops/elementwise.hpp"
 #include "train/launch.hpp"
 #include "train/loss_curve.hpp"
 #include "train/metrics.hpp"
 #include "train/options.hpp"
 #include "train/plan.hpp"
 #include "train/progress.hpp"
+#include "train/rank_device.hpp"
 #include "train/run_checkpoint.hpp"
 #include "train/schedule.hpp"
 #include "train/signals.hpp"
@@ -247,6 +249,8 @@ std::vector<MemoryPlan> plan_run(const TrainConfig& config, const RunSchedule& s
 void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
   for (const std::string& note : notes_of(config)) log_info("{}", note);
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
+  const EngineOptions engine = EngineOptions::from(config);
+  log_info("{} in {}", name_of(engine.device), name_of(engine.dtype));
   log_info("{} rank{} (tp {}, pp {}, dp {}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
            config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size,
@@ -269,11 +273,13 @@ std::size_t process_memory(const std::string& key) {
 // Sums over the ranks, one process's share each.
 void sum_memory(Lane& lane, Communicator& world, TrainSummary& summary) {
   const Tensor t = lane.alloc(DType::kF64, {3}, "step statistics");
-  double* values = t.data<double>();
-  values[0] = static_cast<double>(summary.planned_bytes);
-  values[1] = static_cast<double>(summary.touched_bytes);
-  values[2] = static_cast<double>(summary.grown_bytes);
+  ops::from_host(lane,
+                 std::vector<double>{static_cast<double>(summary.planned_bytes),
+                                     static_cast<double>(summary.touched_bytes),
+                                     static_cast<double>(summary.grown_bytes)},
+                 t);
   world.all_reduce(lane, t).wait(lane);
+  const std::vector<double> values = ops::to_host<double>(lane, t);
   summary.planned_bytes = static_cast<std::size_t>(values[0]);
   summary.touched_bytes = static_cast<std::size_t>(values[1]);
   summary.grown_bytes = static_cast<std::size_t>(values[2]);
@@ -327,16 +333,16 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   const std::size_t before = process_memory("VmRSS");
   const Groups groups(world, layout_of(config));
   const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
-  const std::unique_ptr<Arena> arena = Arena::host(plan.arena);
   Workers workers(threads_per_rank(config.training.cpu_threads, run.launch.ranks_on_machine()));
-  Lane lane{*arena, workers, {}};
-  RankRun rank(run, lane, groups);
+  RankDevice device(EngineOptions::from(config).device, run.launch.local_rank(world.rank()), plan.arena,
+                    workers);
+  RankRun rank(run, device.lane(), groups);
   TrainSummary summary = rank.train();
-  summary.planned_bytes = arena->capacity();
-  summary.touched_bytes = arena->touched();
+  summary.planned_bytes = device.arena().capacity();
+  summary.touched_bytes = device.arena().touched();
   // Threads share their process's memory: whoever started them measures it.
   if (run.launch.processes()) summary.grown_bytes = growth_since(before);
-  sum_memory(lane, world, summary);
+  sum_memory(device.lane(), world, summary);
   return summary;
 }
 
@@ -350,10 +356,11 @@ TrainSummary run_training(TrainConfig config) {
   if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
     throw ConfigError(std::move(problems));
   }
+  choose_device(config, launch.ranks_on_machine());
   const RunSchedule schedule = schedule_of_run(config);
   check_memory(config, launch.ranks_on_machine());
   const std::vector<MemoryPlan> plans = plan_run(config, schedule, data, launch.ranks_on_machine());
-  check_memory(plans, launch.ranks_on_machine());
+  if (EngineOptions::from(config).device == DeviceKind::kCpu) check_memory(plans, launch.ranks_on_machine());
   SaveGuard guard;
   if (launch.first()) {
     if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);

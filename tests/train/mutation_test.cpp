@@ -66,6 +66,7 @@ TEST(Mutation, WrongMarksOfParametersAreKilled) {
             mutant.change(const_cast<ParamTraits&>(param->traits()), const_cast<LogicalTensor&>(part));
           }
         }
+        engine.read_marks();
       };
       std::string what;
       killed += worst_difference(run_layout(layout, 1, hooks), reference_of(layout, 1), 1e-5, &what) > 1;

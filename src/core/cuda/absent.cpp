@@ -3,8 +3,16 @@
 
 namespace weft {
 
+bool built_with_cuda() {
+  return false;
+}
+
 Gpus find_gpus() {
   return {.why_none = "this build has no CUDA backend (configure with -DWEFT_CUDA=ON; README, section GPU)"};
+}
+
+std::size_t gpu_bytes_in_use(int) {
+  return 0;
 }
 
 std::unique_ptr<Arena> gpu_arena(int, std::size_t) {

@@ -11,6 +11,10 @@ std::string version_text(int version) {
 
 }  // namespace
 
+bool built_with_cuda() {
+  return true;
+}
+
 Gpus find_gpus() {
   Gpus gpus;
   int driver = 0, runtime = 0, count = 0;
@@ -42,6 +46,13 @@ Gpus find_gpus() {
                          .free = p.totalGlobalMem});
   }
   return gpus;
+}
+
+std::size_t gpu_bytes_in_use(int index) {
+  cuda::check(cudaSetDevice(index), "use a GPU");
+  std::size_t free = 0, total = 0;
+  cuda::check(cudaMemGetInfo(&free, &total), "ask a GPU for its memory");
+  return total - free;
 }
 
 std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes) {

@@ -1,0 +1,150 @@
+#include "train/bench_step.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "core/gpu.hpp"
+#include "core/log.hpp"
+#include "ops/elementwise.hpp"
+#include "train/engine.hpp"
+#include "train/launch.hpp"
+#include "train/plan.hpp"
+#include "train/rank_device.hpp"
+#include "train/run_data.hpp"
+#include "train/schedule.hpp"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Returns when all that the lane has been given is done.
+void synchronize(Lane& lane) {
+  const Tensor one = lane.alloc(DType::kF64, {1}, "step statistics");
+  ops::fill(lane, one, 0);
+  ops::to_host<double>(lane, one);
+}
+
+class RankBench {
+ public:
+  RankBench(const TrainConfig& config, const RunData& data, const BenchStepOptions& options, Lane& lane,
+            const Groups& groups)
+      : config_(config),
+        options_(options),
+        lane_(lane),
+        groups_(groups),
+        engine_(lane, groups, EngineOptions::from(config)),
+        reader_(data.training->reader()),
+        samples_(data.training->samples()),
+        shape_{.global_batch = config.training.global_batch_size,
+               .micro_batch = config.training.micro_batch_size,
+               .dp_size = groups.mesh().size(Axis::kDp)} {
+    engine_.initialize();
+  }
+
+  void run(BenchStepResult& result, Clock::time_point start) {
+    const bool reports = groups_.world().rank() == 0;
+    step();
+    synchronize(lane_);
+    result.warmup_seconds = ms_since(start) / 1e3;
+    for (std::int64_t i = 1; i < options_.warmup; ++i) step();
+    for (std::int64_t round = 0; round < options_.rounds; ++round) {
+      synchronize(lane_);
+      if (options_.paced && reports) {
+        std::fputs("ready\n", stdout);
+        std::fflush(stdout);
+        std::string line;
+        if (!std::getline(std::cin, line)) break;
+      }
+      groups_.world().barrier(lane_);
+      const Clock::time_point begin = Clock::now();
+      for (std::int64_t i = 0; i < options_.steps; ++i) step();
+      synchronize(lane_);
+      const double ms = ms_since(begin) / static_cast<double>(options_.steps);
+      result.ms.push_back(ms);
+      if (!reports) continue;
+      const double tokens = static_cast<double>(shape_.global_batch * config_.data.seq_length);
+      std::fputs(fmt::format("round={} ms={:.3f} tokens_per_second={:.0f} loss={:.6f}\n", round + 1, ms,
+                             tokens / ms * 1e3, last_.loss)
+                     .c_str(),
+                 stdout);
+      std::fflush(stdout);
+    }
+    engine_.flush();
+    result.loss = last_.loss;
+  }
+
+ private:
+  void step() {
+    const std::int64_t consumed =
+        iteration_ * shape_.global_batch % (samples_ / shape_.global_batch * shape_.global_batch);
+    ++iteration_;
+    const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
+      reader_->load(shape_, consumed, index, groups_.mesh().coordinate(Axis::kDp), out);
+    };
+    last_ = engine_.train_step({.iteration = iteration_,
+                                .microbatches = shape_.microbatches(),
+                                .source = source,
+                                .lr = config_.optimizer.lr,
+                                .weight_decay = config_.optimizer.weight_decay});
+  }
+
+  const TrainConfig& config_;
+  const BenchStepOptions& options_;
+  Lane& lane_;
+  const Groups& groups_;
+  Engine engine_;
+  std::unique_ptr<SampleReader> reader_;
+  std::int64_t samples_;
+  BatchShape shape_;
+  std::int64_t iteration_ = 0;
+  StepResult last_;
+};
+
+}  // namespace
+
+BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& options) {
+  const Clock::time_point start = Clock::now();
+  const Launch launch(config.parallel);
+  RunData data = open_run_data(config);
+  config = resolved(config);
+  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  choose_device(config, launch.ranks_on_machine());
+  const EngineOptions engine = EngineOptions::from(config);
+  const int threads = threads_per_rank(config.training.cpu_threads, launch.ranks_on_machine());
+  const BatchShape shape{.global_batch = config.training.global_batch_size,
+                         .micro_batch = config.training.micro_batch_size,
+                         .dp_size = data_parallel_size(config.parallel)};
+  if (data.training->samples() < shape.global_batch) {
+    config_fail("{} samples of data do not fill one batch of --global-batch-size {}",
+                data.training->samples(), shape.global_batch);
+  }
+  const std::vector<MemoryPlan> plans = plan_training(engine, shape.microbatches(), false, threads);
+  if (launch.first())
+    log_info("{} in {}; {}", name_of(engine.device), name_of(engine.dtype), to_string(plans));
+  BenchStepResult result{.reports = launch.first()};
+  launch.run({}, [&](Communicator& world) {
+    const Groups groups(world, engine.layout);
+    const MemoryPlan& plan = plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
+    Workers workers(threads);
+    RankDevice device(engine.device, launch.local_rank(world.rank()), plan.arena, workers);
+    RankBench bench(config, data, options, device.lane(), groups);
+    BenchStepResult mine{.reports = launch.first()};
+    bench.run(mine, start);
+    mine.planned_bytes = plan.arena;
+    if (engine.device == DeviceKind::kCuda)
+      mine.device_bytes = gpu_bytes_in_use(device.arena().device().index);
+    if (world.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+}  // namespace weft

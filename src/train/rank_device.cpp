@@ -1,0 +1,83 @@
+#include "train/rank_device.hpp"
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "core/gpu.hpp"
+
+namespace weft {
+namespace {
+
+// Kernels are compiled for one generation of chips.
+constexpr int kBuiltForMajor = 9;
+
+// Several ranks may share a GPU only where NCCL has been told so: for tests of layouts, never for speed.
+bool ranks_share_gpus() {
+  const char* value = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+std::string plan_cache() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  if (cache != nullptr && *cache != '\0')
+    return (std::filesystem::path(cache) / "weft" / "gemm_plans").string();
+  if (home == nullptr || *home == '\0') return {};
+  return (std::filesystem::path(home) / ".cache" / "weft" / "gemm_plans").string();
+}
+
+std::unique_ptr<Arena> reserve(DeviceKind kind, int local_rank, std::size_t bytes) {
+  if (kind != DeviceKind::kCuda) return Arena::host(bytes);
+  const int gpus = static_cast<int>(find_gpus().list.size());
+  return gpu_arena(gpus > 0 ? local_rank % gpus : 0, bytes);
+}
+
+}  // namespace
+
+RankDevice::RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Workers& workers)
+    : arena_(reserve(kind, local_rank, bytes)),
+      opened_(ops::open_device(arena_->device(), {.plan_cache = plan_cache()})),
+      lane_{*arena_, workers, opened_.compute, opened_.tools.get()} {}
+
+DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_machine) {
+  using Choice = ParallelConfig::Device;
+  if (parallel.device == Choice::kCpu) return DeviceKind::kCpu;
+  const Gpus gpus = find_gpus();
+  const bool must = parallel.device == Choice::kCuda;
+  if (gpus.list.empty()) {
+    if (must) config_fail("--device cuda: {}", gpus.why_none);
+    return DeviceKind::kCpu;
+  }
+  const Gpu& gpu = gpus.list.front();
+  if (gpu.major != kBuiltForMajor) {
+    if (!must) return DeviceKind::kCpu;
+    config_fail(
+        "--device cuda: the GPU ({}) has compute capability {}.{}, and this program was built for {}.x; "
+        "build with "
+        "-DWEFT_CUDA_ARCH={}{}",
+        gpu.name, gpu.major, gpu.minor, kBuiltForMajor, gpu.major, gpu.minor);
+  }
+  const auto count = static_cast<std::int64_t>(gpus.list.size());
+  if (ranks_on_machine > count && !ranks_share_gpus()) {
+    config_fail(
+        "--device cuda: {} ranks on this machine, and it has {} GPU{}; one rank runs on each GPU. Take {} "
+        "rank{} (a "
+        "smaller layout or --ranks), or --device cpu",
+        ranks_on_machine, count, count == 1 ? "" : "s", count, count == 1 ? "" : "s");
+  }
+  return DeviceKind::kCuda;
+}
+
+void choose_device(TrainConfig& config, std::int64_t ranks_on_machine) {
+  const bool cuda = choose_device(config.parallel, ranks_on_machine) == DeviceKind::kCuda;
+  config.parallel.device = cuda ? ParallelConfig::Device::kCuda : ParallelConfig::Device::kCpu;
+  use_precision_of_device(config);
+}
+
+void use_precision_of_device(TrainConfig& config) {
+  TrainingConfig& t = config.training;
+  const bool cuda = config.parallel.device == ParallelConfig::Device::kCuda;
+  if (cuda && !t.fp32 && !t.fp16 && !t.fp64) t.bf16 = true;
+}
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// Where a rank computes: its memory of the planned size, its stream and the tools of its device.
+#pragma once
+
+#include <memory>
+
+#include "core/lane.hpp"
+#include "ops/device_tools.hpp"
+#include "train/config.hpp"
+
+namespace weft {
+
+class RankDevice {
+ public:
+  // Of `kind`; on GPUs the one that rank `local_rank` of this machine has. `workers` outlive this.
+  RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Workers& workers);
+
+  Lane& lane() { return lane_; }
+  const Arena& arena() const { return *arena_; }
+
+ private:
+  std::unique_ptr<Arena> arena_;  // freed after the tools, whose work may still use it
+  ops::OpenedDevice opened_;
+  Lane lane_;
+};
+
+// The device that --device means here. ConfigError: cuda is asked for, and this build or machine has none,
+// too few GPUs for the ranks, or ones that this program was not built for.
+DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_machine);
+// The same, and writes it and what follows from it into the config.
+void choose_device(TrainConfig& config, std::int64_t ranks_on_machine);
+// On GPUs bf16 is what nobody need ask for.
+void use_precision_of_device(TrainConfig& config);
+
+}  // namespace weft
