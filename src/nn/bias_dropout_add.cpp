@@ -24,8 +24,8 @@ Tensor BiasDropoutAdd::backward(Lane& lane, const Tensor& dy, Microbatch& mb) co
                                      .sample_ids = mb.batch.sample_ids,
                                      .first_token = border_.first_outside(dy.dim(0))});
   if (bias_ != nullptr) {
-    ops::bias_gradient(lane, dx, bias_->main_grad(), bias_->beta());
-    bias_->ready();
+    bias_->contribute(
+        [&](const Tensor& gradient, float beta) { ops::bias_gradient(lane, dx, gradient, beta); });
   }
   return dx;
 }

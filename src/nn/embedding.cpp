@@ -27,13 +27,15 @@ void Embedding::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
   const std::int64_t rows = dy.dim(0);
   const Tensor dx = ops::dropout_backward(lane, dy, site(mb, rows));
   if (positions_ != nullptr) {
-    ops::add_positions_backward(lane, dx, positions_->main_grad(),
-                                mb.batch.first_position + border_.first_outside(rows), positions_->beta());
-    positions_->ready();
+    positions_->contribute([&](const Tensor& gradient, float beta) {
+      ops::add_positions_backward(lane, dx, gradient, mb.batch.first_position + border_.first_outside(rows),
+                                  beta);
+    });
   }
-  const Tensor dx_full = border_.spread(lane, dx).wait(lane);
-  ops::embedding_backward(lane, dx_full, mb.batch.tokens, words_.main_grad(), first_row_, words_.beta());
-  words_.ready();
+  words_.contribute([&](const Tensor& gradient, float beta) {
+    const Tensor dx_full = border_.spread(lane, dx).wait(lane);
+    ops::embedding_backward(lane, dx_full, mb.batch.tokens, gradient, first_row_, beta);
+  });
 }
 
 }  // namespace weft::nn

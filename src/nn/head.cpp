@@ -22,21 +22,22 @@ void LanguageModelHead::forward(Lane& lane, const Tensor& x, Microbatch& mb) con
   ops::CrossEntropyResult result =
       ops::cross_entropy_finish(lane, max, local.sums, mb.batch.labels, options_);
   mb.losses = std::move(result.losses);
-  mb.saved.push(Saved{x, std::move(y), std::move(result.lse)});
+  mb.saved.push(Saved{kept_input(x, weight_), std::move(y), std::move(result.lse)});
 }
 
 Async<Tensor> LanguageModelHead::backward(Lane& lane, Microbatch& mb) const {
   auto [x, y, lse] = mb.saved.pop<Saved>();
   ops::cross_entropy_backward(lane, y, lse, mb.batch.labels, options_, mb.loss_scale);
   const Tensor dx_full = ops::gemm_nn(lane, y, weight_.weight());
-  mb.later.push(*this, Pending{std::move(y), std::move(x)});
+  if (weight_.trains()) mb.later.push(*this, Pending{std::move(y), std::move(x)});
   return border_.combine(lane, dx_full);
 }
 
 void LanguageModelHead::weight_grad(Lane& lane, Pending pending) const {
   const Tensor x_full = border_.spread(lane, pending.x).wait(lane);
-  ops::gemm_tn_accumulate(lane, pending.dlogits, x_full, weight_.main_grad(), weight_.beta());
-  weight_.ready();
+  weight_.contribute([&](const Tensor& gradient, float beta) {
+    ops::gemm_tn_accumulate(lane, pending.dlogits, x_full, gradient, beta);
+  });
 }
 
 }  // namespace weft::nn

@@ -26,6 +26,7 @@ class ColumnParallelLinear final : public Linear {
 
  private:
   struct Saved {
+    // Undefined where the weight is frozen.
     Tensor x;  // as it came: under sequence parallel the shard, gathered again when the weight gradient runs
   };
   const TensorParallelBorder& border_;

@@ -26,8 +26,9 @@ Tensor LayerNorm::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
 
 Tensor LayerNorm::backward(Lane& lane, const Tensor& dy, const Tensor& dresidual, Microbatch& mb) const {
   const auto [x, mean, rstd] = mb.saved.pop<Saved>();
+  const float beta = (weight_.trains() ? weight_ : bias_).beta();  // a frozen one counts no contributions
   Tensor dx = ops::layer_norm_backward(lane, dy, x, weight_.weight(), mean, rstd, dresidual,
-                                       {weight_.main_grad(), bias_.main_grad(), weight_.beta()});
+                                       {weight_.main_grad(), bias_.main_grad(), beta});
   weight_.ready();
   bias_.ready();
   return dx;

@@ -27,7 +27,10 @@ class OverlappedColumnParallelLinear final : public Linear {
   // cut until the weight gradient runs, for it would be held that long.
   OverlappedColumnParallelLinear(const ChunkedBorder& border, const Param& weight, const Param* bias,
                                  DrainPoint weight_grads = DrainPoint::kLinear)
-      : border_(border), weight_(weight), bias_(bias), gathers_early_(weight_grads == DrainPoint::kLinear) {}
+      : border_(border),
+        weight_(weight),
+        bias_(bias),
+        gathers_early_(weight.trains() && weight_grads == DrainPoint::kLinear) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
 
@@ -39,7 +42,7 @@ class OverlappedColumnParallelLinear final : public Linear {
 
  private:
   struct Saved {
-    Tensor x;  // as it came
+    Tensor x;  // as it came; undefined where the weight is frozen
   };
   const ChunkedBorder& border_;
   const Param& weight_;

@@ -28,6 +28,7 @@ Param::Param(std::string name, Shape local, std::vector<LogicalTensor> parts, co
 
 void Param::bind(Tensor weight, Tensor main_grad, GradSink* sink) {
   expect_shape(weight, local_, name_.c_str());
+  WEFT_CHECK(trains() || !main_grad.defined(), "{} is frozen and gets a gradient", name_);
   if (main_grad.defined()) expect_shape(main_grad, local_, name_.c_str());
   weight_ = std::move(weight);
   main_grad_ = std::move(main_grad);
@@ -39,6 +40,7 @@ Tensor Param::part_of(const Tensor& whole, const LogicalTensor& part) const {
 }
 
 void Param::ready() const {
+  if (!trains()) return;
   ++contributions_;
   WEFT_CHECK(contributions_ <= expected_, "{}: contribution {} of {} in one step", name_, contributions_,
              expected_);

@@ -69,6 +69,8 @@ struct ParamTraits {
   // stage): drawn and loaded like it, updated with the same sum of gradients, but neither counted nor
   // written.
   bool copy = false;
+  // Never updated: it has no gradient, no optimizer state and no place in a bucket.
+  bool frozen = false;
 };
 
 class Param {
@@ -81,6 +83,7 @@ class Param {
   const std::vector<LogicalTensor>& parts() const { return parts_; }
   const ParamTraits& traits() const { return traits_; }
   bool decay() const { return traits_.decay; }
+  bool trains() const { return !traits_.frozen; }
   // A second use of another parameter's weight (a tied output layer): weight() is the owner's memory,
   // main_grad() is its own and is added to the owner's once, after the step's last contribution. Null for
   // every other parameter.
@@ -91,7 +94,7 @@ class Param {
   const Tensor& main_grad() const {
     return main_grad_;
   }  // accumulator type: Σ over target tokens of d loss / d weight
-  void bind(Tensor weight, Tensor main_grad, GradSink* sink);
+  void bind(Tensor weight, Tensor main_grad, GradSink* sink);  // a frozen one has no main_grad
 
   // The local piece of one logical part inside `whole` (weight(), main_grad(), or a tensor shaped like them).
   Tensor part_of(const Tensor& whole, const LogicalTensor& part) const;
@@ -104,8 +107,16 @@ class Param {
   }
   // 0 for the first contribution of a step (it writes), then 1 (they add).
   float beta() const { return contributions_ == 0 ? 0.0f : 1.0f; }
-  // One contribution has been added (called by the module, after its weight-gradient operation).
+  // One contribution has been added (called by the module, after its weight-gradient operation). Nothing for
+  // a frozen parameter.
   void ready() const;
+  // One contribution of a step: add(main_grad, beta) is called where there is a gradient to add to.
+  template <class Add>
+  void contribute(const Add& add) const {
+    if (!trains()) return;
+    add(main_grad_, beta());
+    ready();
+  }
 
  private:
   friend class ParamSet;
@@ -119,6 +130,15 @@ class Param {
   // Modules are const while they run; what a step does to a parameter is counted here.
   mutable int contributions_ = 0, expected_ = 0;
 };
+
+// What a linear layer keeps for weight gradients: its input where the weight has one, and a task where the
+// weight or the bias (which may be null) has one.
+inline Tensor kept_input(const Tensor& x, const Param& weight) {
+  return weight.trains() ? x : Tensor();
+}
+inline bool trains(const Param& weight, const Param* bias) {
+  return weight.trains() || (bias != nullptr && bias->trains());
+}
 
 // Every parameter of a rank, in the order of the forward pass.
 class ParamSet {

@@ -30,11 +30,9 @@ Tensor backward(Lane& lane, const char* op, const Tensor& dy, const Tensor& x, c
   const DType wide = accumulator_of(x.dtype());
   check_vector(weight, x.columns(), x.dtype(), op, "weight");
   check_vector(rstd, x.rows(), wide, op, "rstd");
-  check_vector(gradients.weight, x.columns(), wide, op, "weight gradient");
-  if (centred) {
-    check_vector(mean, x.rows(), wide, op, "mean");
-    check_vector(gradients.bias, x.columns(), wide, op, "bias gradient");
-  }
+  if (centred) check_vector(mean, x.rows(), wide, op, "mean");
+  if (gradients.weight.defined()) check_vector(gradients.weight, x.columns(), wide, op, "weight gradient");
+  if (gradients.bias.defined()) check_vector(gradients.bias, x.columns(), wide, op, "bias gradient");
   Tensor dx = lane.alloc(x.dtype(), x.shape(), "norm gradient");
   const Tensor scratch = lane.alloc(
       wide, {(centred ? 2 : 1) * WEFT_OPS_SIZE(lane, row_chunks, x.rows(), x.columns()), x.columns()},

@@ -13,6 +13,7 @@ struct NormResult {
 };
 
 // Where the gradients of a norm's parameters go: main gradients in the accumulator type, = beta · old + new.
+// What is undefined is not wanted.
 struct NormGradients {
   Tensor weight;  // [h]
   Tensor bias;    // [h], LayerNorm only

@@ -30,11 +30,12 @@ class ModuleTest : public ::testing::Test {
  protected:
   Lane& lane() { return rank_.lane(); }
 
-  const Param& param(const std::string& name, const Shape& shape) {
-    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}}, {.decay = shape.rank() > 1});
+  const Param& param(const std::string& name, const Shape& shape, bool frozen = false) {
+    Param* p = params_.add(name, {{name, shape, -1, 0, shape[0], 0, {}}},
+                           {.decay = shape.rank() > 1, .frozen = frozen});
     const std::uint64_t seed = params_.all().size();
-    p->bind(random_tensor(lane(), shape, kF64, seed), random_tensor(lane(), shape, kF64, 1000 + seed),
-            nullptr);
+    p->bind(random_tensor(lane(), shape, kF64, seed),
+            frozen ? Tensor() : random_tensor(lane(), shape, kF64, 1000 + seed), nullptr);
     return *p;
   }
 
@@ -56,7 +57,9 @@ class ModuleTest : public ::testing::Test {
     mb.later.drain(lane());
     EXPECT_TRUE(mb.saved.empty());
     std::vector<Derivative> derivatives{{"x", x, dx}};
-    for (const auto& p : params_.all()) derivatives.push_back({p->name(), p->weight(), p->main_grad()});
+    for (const auto& p : params_.all()) {
+      if (p->trains()) derivatives.push_back({p->name(), p->weight(), p->main_grad()});
+    }
     check_derivatives(
         [&] {
           Microbatch again = microbatch();
@@ -90,6 +93,51 @@ TEST_F(ModuleTest, ColumnParallelLinear) {
 TEST_F(ModuleTest, RowParallelLinear) {
   const nn::RowParallelLinear linear(border_, param("w", {7, 6}));
   check_linear(linear, random_tensor(lane(), {5, 2, 6}, kF64, 1));
+}
+
+// A linear whose weight is frozen keeps nothing of its input; where nothing is left to add, nothing is
+// deferred: no product runs for it.
+TEST_F(ModuleTest, FrozenLinearsKeepAndDeferNothing) {
+  const Tensor x = random_tensor(lane(), {5, 2, 6}, kF64, 1);
+  const Tensor dy = random_tensor(lane(), {5, 2, 7}, kF64, 2);
+  const auto use = [&](const nn::Linear& linear, bool keeps, bool defers) {
+    for (const auto& p : params_.all()) p->begin_step(p->trains() ? 1 : 0);
+    Microbatch mb = microbatch();
+    mb.later = WeightGrads(DrainPoint::kSchedule);
+    Tensor input = random_tensor(lane(), {5, 2, 6}, kF64, 1);
+    const std::size_t before = lane().arena.in_use();
+    {
+      const Tensor y = linear.forward(lane(), input, mb);
+      input = Tensor();
+    }
+    EXPECT_EQ(lane().arena.in_use() < before, !keeps);
+    nn::input_gradient(lane(), linear, dy, mb);
+    EXPECT_EQ(mb.later.empty(), !defers);
+    mb.later.drain(lane());
+    EXPECT_TRUE(mb.saved.empty());
+    check_linear(linear, x);
+  };
+  for (const bool weight : {false, true}) {
+    for (const bool bias : {false, true}) {
+      params_ = ParamSet();
+      use(nn::ColumnParallelLinear(border_, param("w", {7, 6}, weight), &param("b", {7}, bias)), !weight,
+          !weight || !bias);
+    }
+    params_ = ParamSet();
+    use(nn::ColumnParallelLinear(border_, param("w", {7, 6}, weight), nullptr), !weight, !weight);
+    params_ = ParamSet();
+    use(nn::RowParallelLinear(border_, param("w", {7, 6}, weight)), !weight, !weight);
+  }
+}
+
+TEST_F(ModuleTest, AFrozenParameterTakesNoGradient) {
+  Param frozen("w", {2, 3}, {{"w", {2, 3}, -1, 0, 2, 0, {}}}, {.frozen = true});
+  const Tensor weight = random_tensor(lane(), {2, 3}, kF64, 1);
+  EXPECT_THROW(frozen.bind(weight, weight, nullptr), Error);
+  frozen.bind(weight, Tensor(), nullptr);
+  frozen.contribute([](const Tensor&, float) { ADD_FAILURE() << "a gradient is computed"; });
+  frozen.ready();
+  EXPECT_EQ(frozen.beta(), 0);
 }
 
 TEST_F(ModuleTest, RmsNorm) {

@@ -146,8 +146,11 @@ void norm_backward(Lane& lane, const Tensor& dy, const Tensor& x, const Tensor& 
         }
       }
     });
-    reduce_rows(lane, weight_sums, ranges.count, h, gradients.beta, gradients.weight.data<A>());
-    if (centred) reduce_rows(lane, bias_sums, ranges.count, h, gradients.beta, gradients.bias.data<A>());
+    const auto finish = [&](const A* sums, const Tensor& gradient) {
+      if (gradient.defined()) reduce_rows(lane, sums, ranges.count, h, gradients.beta, gradient.data<A>());
+    };
+    finish(weight_sums, gradients.weight);
+    if (centred) finish(bias_sums, gradients.bias);
   });
 }
 
