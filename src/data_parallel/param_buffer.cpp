@@ -32,7 +32,7 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
   const auto place = [&](bool tied) {
     for (auto it = params.all().rbegin(); it != params.all().rend(); ++it) {
       Param& param = **it;
-      if ((param.owner() != nullptr) != tied) continue;
+      if ((param.owner() != nullptr) != tied || !param.trains()) continue;
       const bool alone = tied || param.traits().own_bucket;
       if (alone) close_bucket();
       if (buckets_.empty() || buckets_.back().elems > 0) {
@@ -52,8 +52,15 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
   weight_buckets_ = buckets_.size();
   place(true);
   find_pieces();
+  std::int64_t weights = elems_;
+  for (auto it = params.all().rbegin(); it != params.all().rend(); ++it) {
+    Param& param = **it;
+    if (param.trains() || param.owner() != nullptr) continue;
+    frozen_.push_back({&param, weights, param.local_shape().elems()});
+    weights = round_up(weights + param.local_shape().elems(), kParamAlignment);
+  }
 
-  weights_ = lane.alloc(options.dtype, {elems_}, "weights");
+  weights_ = lane.alloc(options.dtype, {weights}, "weights");
   ops::fill(lane, weights_, 0);
   if (options.gradients) {
     gradients_ = lane.alloc(accumulator_of(options.dtype), {end}, "gradients");
@@ -62,9 +69,15 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
   for (const Slot& slot : slots_) {
     slot.param->bind(piece(weights_, slot), options.gradients ? piece(gradients_, slot) : Tensor(), this);
   }
+  for (const Slot& slot : frozen_) slot.param->bind(piece(weights_, slot), Tensor(), nullptr);
   for (const Slot& slot : tied_) {
     slot.param->bind(slot.param->owner()->weight(), options.gradients ? piece(gradients_, slot) : Tensor(),
                      this);
+  }
+  for (const auto& param : params.all()) {
+    if (!param->trains() && param->owner() != nullptr) {
+      param->bind(param->owner()->weight(), Tensor(), nullptr);
+    }
   }
 }
 

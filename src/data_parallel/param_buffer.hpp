@@ -2,7 +2,8 @@
 // the data-parallel group as soon as their last gradient has arrived.
 //
 // Parameters lie in reverse order of the forward pass, so the first bucket to fill is the first in memory (Li
-// et al. 2020). A tied parameter has a gradient but no weight of its own.
+// et al. 2020). A tied parameter has a gradient but no weight of its own. Frozen parameters lie past all
+// buckets, whole on every rank and in the compute dtype alone: gradients, norm and optimizer never meet them.
 //
 // Each rank owns the part of every bucket that it updates: all of it, or with `distributed` an equal slice,
 // whatever parameters lie there (ZeRO stage 1, Rajbhandari et al. 2020): gradients are reduce-scattered to
@@ -39,10 +40,12 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
     Param* param;
     std::int64_t offset, elems;  // in the flat weights or gradients
   };
-  // Slots of parameters that own their weight, in memory order; offsets are the same in weights(),
-  // gradients() and every full tensor like them.
+  // Slots of parameters that are trained and own their weight, in memory order; offsets are the same in
+  // weights(), gradients() and every full tensor like them.
   const std::vector<Slot>& slots() const { return slots_; }
-  const Tensor& weights() const { return weights_; }  // [elems], compute dtype
+  // Those that are frozen and own their weight: offsets in weights() alone.
+  const std::vector<Slot>& frozen() const { return frozen_; }
+  const Tensor& weights() const { return weights_; }  // [elems + frozen], compute dtype
   // [elems + tied], accumulator type
   const Tensor& gradients() const { return gradients_; }
   std::int64_t elems() const { return elems_; }
@@ -109,7 +112,7 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
 
   Communicator& dp_;
   bool overlap_, distributed_;
-  std::vector<Slot> slots_, tied_;
+  std::vector<Slot> slots_, tied_, frozen_;
   std::vector<Piece> pieces_;
   std::map<const Param*, std::size_t> piece_of_;  // of those of which something is owned
   std::vector<Bucket> buckets_;

@@ -114,8 +114,14 @@ struct ModelSpec {
   // Tensor-parallel linear layers communicate under their own products, in this many chunks; 1: after them.
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
+  // Tensors that are not trained: patterns of canonical names, in which * stands for any characters and ? for
+  // one.
+  std::vector<std::string> freeze;
   bool operator==(const ModelSpec&) const = default;
 };
+
+// Whether a pattern of spec.freeze matches this tensor.
+bool is_frozen(const ModelSpec& spec, const std::string& tensor);
 
 // One line per distinct part, equal layers counted once: what a run prints and a reader compares.
 std::string to_string(const ModelSpec& spec);

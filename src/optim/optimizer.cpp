@@ -13,7 +13,7 @@ class MasterWeights {
     const DType type = accumulator_of(buffer.weights().dtype());
     // fp32 (and fp64) models update their weights in place, where those that are owned lie in one piece.
     const bool in_place = type == buffer.weights().dtype() && !buffer.distributed();
-    master_ = in_place ? buffer.weights() : zeros(lane, "master weights");
+    master_ = in_place ? buffer.weights().slice(0, buffer.elems()) : zeros(lane, "master weights");
   }
 
   Tensor zeros(Lane& lane, const char* what) const {

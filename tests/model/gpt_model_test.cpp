@@ -50,6 +50,102 @@ class GptModelTest : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Families, GptModelTest, ::testing::Bool(),
                          [](const auto& which) { return which.param ? "Llama" : "Gpt2"; });
 
+// Whatever is frozen, down to one tensor of a norm or of a linear, what is not has the gradient that it has
+// anyway, bit for bit, over several microbatches; the frozen have none, and keep nothing of the forward pass.
+TEST_P(GptModelTest, FrozenTensorsLeaveTheGradientsOfTheOthers) {
+  TestRank rank;
+  const auto tp = self_communicator("tp");
+  const std::vector<MicrobatchData> batches{random_batch(rank.lane(), 2, 7, 37, 5, 4),
+                                            random_batch(rank.lane(), 2, 7, 37, 6, 3)};
+  const auto run = [&](const std::vector<std::string>& freeze, DrainPoint drain) {
+    ModelSpec spec = local_spec(config());
+    spec.freeze = freeze;
+    TestModel model(rank.lane(), *tp, spec, DType::kF64, 8, 1);
+    const double loss = model.run(batches, drain);
+    std::int64_t frozen = 0;
+    for (const auto& param : model.params().all()) {
+      const bool is = is_frozen(spec, param->parts().front().name);
+      EXPECT_EQ(param->trains(), !is) << param->name();
+      EXPECT_EQ(param->main_grad().defined(), !is) << param->name();
+      if (is && param->owner() == nullptr) frozen += param->local_shape().elems();
+    }
+    std::int64_t trained = 0;
+    for (const ParamBuffer::Slot& slot : model.buffer().slots()) {
+      EXPECT_TRUE(slot.param->trains()) << slot.param->name();
+      trained += slot.elems;
+    }
+    std::int64_t laid_out = 0;
+    for (const ParamBuffer::Slot& slot : model.buffer().frozen()) laid_out += slot.elems;
+    EXPECT_EQ(laid_out, frozen);
+    EXPECT_GT(trained, 0);
+    return std::pair{loss, model.gathered_gradients()};
+  };
+  const auto [loss, all] = run({}, DrainPoint::kLinear);
+  std::vector<std::vector<std::string>> cases{{"decoder.layers.0.*"},
+                                              {"decoder.layers.1.*"},
+                                              {"embedding.*"},
+                                              {"*layernorm.weight"},
+                                              {"*layernorm.*"},
+                                              {"*.linear_?.weight", "*.linear_?.bias"},
+                                              {"*.linear_proj.weight"},
+                                              {"*.mlp.*"},
+                                              {"*.linear_fc2.weight", "*.k*"},
+                                              {"decoder.final_layernorm.*"},
+                                              {"embedding.*", "decoder.l*"},
+                                              {"*"}};
+  cases.back() =
+      GetParam() ? std::vector<std::string>{"output_layer.weight"} : std::vector<std::string>{"*.bias"};
+  if (!GetParam()) {
+    cases.push_back({"*layernorm.bias"});
+    cases.push_back({"*.linear_fc1.weight"});
+    cases.push_back({"*.linear_fc1.bias", "*.linear_proj.bias"});
+    cases.push_back({"*.position_embeddings.weight"});
+  }
+  for (const std::vector<std::string>& freeze : cases) {
+    for (const DrainPoint drain : {DrainPoint::kLinear, DrainPoint::kSchedule}) {
+      const auto [same_loss, gradients] = run(freeze, drain);
+      EXPECT_EQ(same_loss, loss);
+      ModelSpec spec;
+      spec.freeze = freeze;
+      std::size_t expected = 0;
+      for (const auto& [name, values] : all) {
+        if (is_frozen(spec, name)) {
+          EXPECT_FALSE(gradients.contains(name)) << name;
+          continue;
+        }
+        ++expected;
+        ASSERT_TRUE(gradients.contains(name)) << name << " with " << freeze.front();
+        EXPECT_EQ(gradients.at(name), values) << name << " with " << freeze.front();
+      }
+      EXPECT_EQ(gradients.size(), expected);
+      EXPECT_LT(expected, all.size()) << freeze.front() << " freezes nothing";
+    }
+  }
+}
+
+TEST(ModelSpecTest, PatternsOfFrozenTensors) {
+  const auto frozen = [](const std::string& pattern, const std::string& name) {
+    ModelSpec spec;
+    spec.freeze = {"nothing", pattern};
+    return is_frozen(spec, name);
+  };
+  EXPECT_FALSE(is_frozen(ModelSpec{}, "a.b"));
+  EXPECT_TRUE(frozen("a.b", "a.b"));
+  EXPECT_FALSE(frozen("a.b", "a.b.c"));
+  EXPECT_FALSE(frozen("a.b", "0a.b"));
+  EXPECT_TRUE(frozen("a.*", "a.b.c"));
+  EXPECT_TRUE(frozen("*.c", "a.b.c"));
+  EXPECT_TRUE(frozen("*.b.*", "a.b.c"));
+  EXPECT_TRUE(frozen("*b*c", "a.b.b.c"));
+  EXPECT_FALSE(frozen("*b*c", "a.b.b.d"));
+  EXPECT_TRUE(frozen("layers.?.x", "layers.3.x"));
+  EXPECT_FALSE(frozen("layers.?.x", "layers.13.x"));
+  EXPECT_TRUE(frozen("*", "a"));
+  EXPECT_TRUE(frozen("a**", "a"));
+  EXPECT_FALSE(frozen("a?", "a"));
+  EXPECT_FALSE(frozen("a+b", "aab"));
+}
+
 TEST_P(GptModelTest, GradientsEqualFiniteDifferences) {
   TestRank rank;
   const auto tp = self_communicator("tp");

@@ -110,7 +110,7 @@ double TestModel::loss(const MicrobatchData& batch) {
 std::map<std::string, std::vector<double>> TestModel::gathered_gradients() {
   std::map<std::string, std::vector<double>> all;
   for (const auto& param : params_.all()) {
-    if (param->owner() != nullptr) continue;  // added to its owner's
+    if (param->owner() != nullptr || !param->trains()) continue;  // added to its owner's; none
     for (const LogicalTensor& part : param->parts()) {
       const std::vector<double> full =
           to_doubles(gather_whole(lane_, tp_, part, param->part_of(param->main_grad(), part)));

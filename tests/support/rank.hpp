@@ -47,7 +47,8 @@ class TestModel {
   // buffer.
   double run(const std::vector<MicrobatchData>& batches, DrainPoint drain = DrainPoint::kLinear);
   double loss(const MicrobatchData& batch);
-  // Full gradients by canonical name: gathered over tp, padding cut off, tied uses added.
+  // Full gradients by canonical name: gathered over tp, padding cut off, tied uses added; none of frozen
+  // ones.
   std::map<std::string, std::vector<double>> gathered_gradients();
 
   ParamSet& params() { return params_; }
