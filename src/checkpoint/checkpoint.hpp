@@ -43,7 +43,8 @@ struct SaveOptions {
 // All or nothing: when any rank fails, all leave with one text, which says the rank, path, errno's text and
 // byte counts: that rank by an Error, the others by Aborted. What was the latest checkpoint is untouched and
 // still the latest. The bytes depend on nothing but the values and the layout. Where data-parallel ranks own
-// slices, whole tensors are gathered for it in the memory of the gradients.
+// slices, whole tensors are gathered for it in the memory of the gradients. Frozen weights are written like
+// the others, from the compute dtype, without optimizer state.
 std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer& buffer,
                                       const Optimizer& optimizer, const CheckpointMeta& meta,
                                       const std::filesystem::path& save, const SaveOptions& options = {});
@@ -57,7 +58,9 @@ struct LoadOptions {
 
 // Reads what this rank owns of master weights and optimizer state and publishes it; what other ranks own of
 // the model's weights the caller then gathers. Not collective. ConfigError naming every tensor that is
-// missing, left over or of another shape; nothing is written then.
+// missing, left over or of another shape; nothing is written then. Optimizer state of tensors that are frozen
+// now is passed over; tensors that were frozen when the checkpoint was written have none, and start with
+// zeros.
 void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuffer& buffer,
                      Optimizer& optimizer, const LoadOptions& options = {});
 

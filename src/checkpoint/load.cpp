@@ -19,28 +19,30 @@ std::string listed(const std::vector<std::string>& names) {
 }
 
 template <class Body>
-void for_each_part(const ParamBuffer& buffer, const Body& body) {
-  for (const ParamBuffer::Slot& slot : buffer.slots()) {
+void for_each_part(const std::vector<ParamBuffer::Slot>& slots, const Body& body) {
+  for (const ParamBuffer::Slot& slot : slots) {
     for (const LogicalTensor& part : slot.param->parts()) body(slot, part);
   }
+}
+
+// A tensor that was frozen when the checkpoint was written: it has a weight and no optimizer state.
+bool was_frozen(const CheckpointInfo& info, const std::string& name) {
+  return info.find(kWeightKind, name) != nullptr &&
+         std::none_of(info.states.begin(), info.states.end(),
+                      [&](const std::string& state) { return info.find(state, name) != nullptr; });
 }
 
 // Compares what a rank needs with what a source has.
 class Comparison {
  public:
-  Comparison(std::string source, const ParamBuffer& buffer) : source_(std::move(source)) {
-    for_each_part(buffer, [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
-      needed_.emplace_back(part.name, part.global);
-    });
-  }
+  using Needed = std::map<std::string, Shape>;
+  explicit Comparison(std::string source) : source_(std::move(source)) {}
 
   // `what` precedes names in messages ("", "exp_avg of ").
   template <class Contains, class ShapeOf>
-  void compare(const std::string& what, const std::vector<std::string>& held, bool extra_is_fine,
-               const Contains& contains, const ShapeOf& shape_of) {
-    std::set<std::string> needed;
-    for (const auto& [name, shape] : needed_) {
-      needed.insert(name);
+  void compare(const std::string& what, const Needed& needed, const std::vector<std::string>& held,
+               bool extra_is_fine, const Contains& contains, const ShapeOf& shape_of) {
+    for (const auto& [name, shape] : needed) {
       if (!contains(name)) {
         missing_.push_back(what + name);
       } else if (const Shape found = shape_of(name); found != shape) {
@@ -68,16 +70,14 @@ class Comparison {
 
  private:
   std::string source_;
-  std::vector<std::pair<std::string, Shape>> needed_;
   std::vector<std::string> missing_, different_, extra_;
 };
 
-// Reads this rank's part of every tensor into `owned` (see ParamBuffer); padding becomes zero.
+// Reads this rank's part of the tensors of `slots` into `flat`; padding becomes zero.
 template <class Read>
-void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, const Read& read) {
-  const Tensor flat =
-      buffer.distributed() && owned.raw() != buffer.weights().raw() ? buffer.scratch() : owned;
-  for_each_part(buffer, [&](const ParamBuffer::Slot& slot, const LogicalTensor& part) {
+void read_slots(Lane& lane, const std::vector<ParamBuffer::Slot>& slots, const Tensor& flat,
+                const Read& read) {
+  for_each_part(slots, [&](const ParamBuffer::Slot& slot, const LogicalTensor& part) {
     Tensor local = slot.param->part_of(ParamBuffer::piece(flat, slot), part);
     if (part.cut < 0) return read(part.name, -1, std::int64_t{0}, std::int64_t{0}, local);
     const std::int64_t real = part.real_count(), padding = part.count - real;
@@ -87,23 +87,40 @@ void read_parts(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, cons
     if (padding > 0) ops::fill(lane, range(real, padding), 0);
     if (real > 0) read(part.name, part.cut, part.begin, real, range(0, real));
   });
+}
+
+// The same of every tensor that is trained, into `owned` (see ParamBuffer).
+template <class Read>
+void read_owned(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, const Read& read) {
+  const Tensor flat =
+      buffer.distributed() && owned.raw() != buffer.weights().raw() ? buffer.scratch() : owned;
+  read_slots(lane, buffer.slots(), flat, read);
   buffer.keep_owned(lane, flat, owned);
 }
 
 void read_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer) {
   const Tensor& flat = optimizer != nullptr ? optimizer->master() : buffer.weights();
-  read_parts(
-      lane, buffer, flat,
-      [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count, const Tensor& out) {
-        ops::fill_on_host(lane, out,
-                          [&](const Tensor& host) { source.read(lane, name, dim, begin, count, host); });
-      });
+  const auto read = [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count,
+                        const Tensor& out) {
+    ops::fill_on_host(lane, out,
+                      [&](const Tensor& host) { source.read(lane, name, dim, begin, count, host); });
+  };
+  read_owned(lane, buffer, flat, read);
+  read_slots(lane, buffer.frozen(), buffer.weights(), read);
   if (optimizer != nullptr) optimizer->publish(lane);
 }
 
-void compare_weights(Comparison& comparison, const WeightSource& source, bool part_of_model) {
+void compare_weights(Comparison& comparison, const WeightSource& source, const ParamBuffer& buffer,
+                     bool part_of_model) {
+  Comparison::Needed needed;
+  for (const auto* slots : {&buffer.slots(), &buffer.frozen()}) {
+    for_each_part(*slots, [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
+      needed.emplace(part.name, part.global);
+    });
+  }
   comparison.compare(
-      "", source.names(), part_of_model, [&](const std::string& name) { return source.contains(name); },
+      "", needed, source.names(), part_of_model,
+      [&](const std::string& name) { return source.contains(name); },
       [&](const std::string& name) { return source.shape(name); });
 }
 
@@ -127,24 +144,35 @@ void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuff
   const std::vector<Optimizer::State> states =
       options.optimizer_state ? optimizer.state() : std::vector<Optimizer::State>{};
   if (options.optimizer_state) check_states(info, states);
-  Comparison comparison(reader.description(), buffer);
-  compare_weights(comparison, reader, options.part_of_model);
+  Comparison comparison(reader.description());
+  compare_weights(comparison, reader, buffer, options.part_of_model);
+  // State of what was frozen, or is now, may be missing or left over.
+  Comparison::Needed needed;
+  for_each_part(buffer.slots(), [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
+    if (!was_frozen(info, part.name)) needed.emplace(part.name, part.global);
+  });
+  std::set<std::string> frozen;
+  for_each_part(buffer.frozen(),
+                [&](const ParamBuffer::Slot&, const LogicalTensor& part) { frozen.insert(part.name); });
   for (const Optimizer::State& state : states) {
     std::vector<std::string> held;
     for (const CheckpointTensor& tensor : info.tensors) {
-      if (tensor.kind == state.name) held.push_back(tensor.name);
+      if (tensor.kind == state.name && !frozen.contains(tensor.name)) held.push_back(tensor.name);
     }
     comparison.compare(
-        state.name + " of ", held, options.part_of_model,
+        state.name + " of ", needed, held, options.part_of_model,
         [&](const std::string& name) { return info.find(state.name, name) != nullptr; },
         [&](const std::string& name) { return info.find(state.name, name)->shape; });
   }
   comparison.check();
 
   for (const Optimizer::State& state : states) {
-    read_parts(lane, buffer, state.flat,
-               [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count,
-                   const Tensor& out) { reader.read_kind(lane, state.name, name, dim, begin, count, out); });
+    read_owned(
+        lane, buffer, state.flat,
+        [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count, const Tensor& out) {
+          if (was_frozen(info, name)) return ops::fill(lane, out, 0);
+          reader.read_kind(lane, state.name, name, dim, begin, count, out);
+        });
   }
   if (options.optimizer_state) optimizer.set_steps(info.optimizer_steps);
   read_weights(lane, reader, buffer, &optimizer);
@@ -152,8 +180,8 @@ void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuff
 
 void load_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer,
                   bool part_of_model) {
-  Comparison comparison(source.description(), buffer);
-  compare_weights(comparison, source, part_of_model);
+  Comparison comparison(source.description());
+  compare_weights(comparison, source, buffer, part_of_model);
   comparison.check();
   read_weights(lane, source, buffer, optimizer);
 }

@@ -23,8 +23,8 @@ struct Portion {
   const ParamBuffer::Slot* slot;
   const LogicalTensor* part;
 
-  // Out of all values of its kind.
-  Tensor values(const Tensor& full) const;
+  // Out of all values of its kind; `weights` has the frozen ones.
+  Tensor values(const Tensor& full, const Tensor& weights) const;
 };
 
 Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
@@ -35,14 +35,14 @@ Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
   return local.slice_columns(0, part.real_count());
 }
 
-Tensor Portion::values(const Tensor& full) const {
-  return without_padding(slot->param->part_of(ParamBuffer::piece(full, *slot), *part), *part);
+Tensor Portion::values(const Tensor& full, const Tensor& weights) const {
+  const Tensor& from = slot->param->trains() ? full : weights;
+  return without_padding(slot->param->part_of(ParamBuffer::piece(from, *slot), *part), *part);
 }
 
 // Replicas share the work: the data-parallel rank that writes each slot. The largest go first, each to the
 // rank that has least to do; all ranks find the same, because their slots have the same sizes.
-std::vector<int> writers_of(const ParamBuffer& buffer, int ranks) {
-  const std::vector<ParamBuffer::Slot>& slots = buffer.slots();
+std::vector<int> writers_of(const std::vector<ParamBuffer::Slot>& slots, int ranks) {
   std::vector<std::size_t> order(slots.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -58,15 +58,17 @@ std::vector<int> writers_of(const ParamBuffer& buffer, int ranks) {
 }
 
 // What several tensor-parallel ranks hold is written by the first of them; what another stage owns, there.
-// Kind by kind.
-std::vector<Portion> portions_of_rank(const CheckpointGroups& groups, const ParamBuffer& buffer,
+// Kind by kind; frozen weights have no other kind.
+std::vector<Portion> portions_of_rank(const CheckpointGroups& groups,
+                                      const std::vector<ParamBuffer::Slot>& slots,
                                       const std::vector<Optimizer::State>& kinds, const std::string& file) {
-  const std::vector<int> writers = writers_of(buffer, groups.dp.size());
+  const std::vector<int> writers = writers_of(slots, groups.dp.size());
   std::vector<Portion> portions;
   for (const auto& [kind, flat] : kinds) {
-    for (std::size_t i = 0; i < buffer.slots().size(); ++i) {
-      const ParamBuffer::Slot& slot = buffer.slots()[i];
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const ParamBuffer::Slot& slot = slots[i];
       if (writers[i] != groups.dp.rank() || slot.param->traits().copy) continue;
+      if (!slot.param->trains() && kind != kWeightKind) continue;
       for (const LogicalTensor& part : slot.param->parts()) {
         if (!part.primary(groups.tp.rank()) || (part.cut >= 0 && part.real_count() == 0)) continue;
         const CheckpointPiece piece = {.file = file,
@@ -100,17 +102,20 @@ class Shard {
     writer_.emplace(path, entries);
   }
 
-  // Tensors one by one; those that are not one block of host memory go through a copy, one at a time.
-  void write(Lane& lane, const std::string& kind, const Tensor& full) {
+  // Tensors one by one; those that are not one block of host memory in the type of the file go through a
+  // copy, one at a time.
+  void write(Lane& lane, const std::string& kind, const Tensor& full, const Tensor& weights) {
     for (const Portion& portion : portions_) {
       if (portion.tensor.kind != kind) continue;
-      const Tensor values = portion.values(full);
-      if (values.contiguous() && values.device().kind == DeviceKind::kCpu) {
+      const Tensor values = portion.values(full, weights);
+      const DType dtype = portion.tensor.dtype;
+      if (values.contiguous() && values.device().kind == DeviceKind::kCpu && values.dtype() == dtype) {
         writer_->write(values);
         continue;
       }
-      const auto memory = std::make_unique<std::byte[]>(values.bytes());
-      const Tensor copy = Tensor::borrow(memory.get(), values.dtype(), values.shape());
+      const auto memory =
+          std::make_unique<std::byte[]>(static_cast<std::size_t>(values.elems()) * bytes_of(dtype));
+      const Tensor copy = Tensor::borrow(memory.get(), dtype, values.shape());
       ops::copy(lane, values, copy);
       writer_->write(copy);
     }
@@ -202,7 +207,9 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer
     });
     ShardText mine;
     const std::string file = shard_name(groups.world.rank());
-    const std::vector<Portion> portions = portions_of_rank(groups, buffer, kinds, file);
+    std::vector<ParamBuffer::Slot> slots = buffer.slots();
+    slots.insert(slots.end(), buffer.frozen().begin(), buffer.frozen().end());
+    const std::vector<Portion> portions = portions_of_rank(groups, slots, kinds, file);
     std::optional<Shard> shard;
     ranks.all([&] {
       if (!portions.empty()) shard.emplace(unfinished / file, portions);
@@ -211,7 +218,7 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer
       // Gathering is a collective: a rank that cannot write must not be missed in it.
       const Tensor full = buffer.gather_owned(lane, state.flat);
       ranks.all([&] {
-        if (shard) shard->write(lane, state.name, full);
+        if (shard) shard->write(lane, state.name, full, buffer.weights());
       });
     }
     ranks.all([&] {
