@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "core/check.hpp"
+#include "train/freeze.hpp"
 
 namespace weft {
 namespace {
@@ -46,6 +47,7 @@ class Problems {
 
   std::vector<std::string> collect() {
     model();
+    if (list_.empty()) freeze();
     source();
     batch();
     precision();
@@ -108,6 +110,16 @@ class Problems {
             length, positions);
       }
     }
+  }
+
+  // Of a model that is sound; sizes that are not known yet change no name.
+  void freeze() {
+    if (c_.training.freeze.empty() || model_is_loaded()) return;
+    ModelConfig m = c_.model;
+    if (m.vocab_size == 0) m.vocab_size = 1;
+    if (m.max_position_embeddings == 0) m.max_position_embeddings = 1;
+    const std::vector<std::string> own = freeze_problems(resolved(m), c_.training.freeze);
+    std::copy(own.begin(), own.end(), std::back_inserter(list_));
   }
 
   void source() {

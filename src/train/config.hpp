@@ -135,7 +135,8 @@ struct TrainingConfig {
   double label_smoothing = 0;
   double z_loss_coeff = 0;
   bool strict_sequence_length = false;
-  std::int64_t cpu_threads = 0;  // per rank; 0: cores / ranks of this machine
+  std::vector<std::string> freeze;  // patterns of tensors that are not trained, see ModelSpec
+  std::int64_t cpu_threads = 0;     // per rank; 0: cores / ranks of this machine
 
   // At most one of the four flags is set in a config that passes problems_of.
   Precision precision() const {

@@ -89,7 +89,8 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .overlap_grad_reduce = c.parallel.overlap_grad_reduce,
           .overlap_param_gather = c.parallel.overlap_param_gather,
           .overlap_p2p = c.parallel.overlap_p2p_communication,
-          .bucket_elems = c.parallel.ddp_bucket_size};
+          .bucket_elems = c.parallel.ddp_bucket_size,
+          .freeze = c.training.freeze};
 }
 
 Layout layout_of(const TrainConfig& c) {
@@ -126,6 +127,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     spec->output.z_loss = options.z_loss;
     spec->sequence_parallel = options.sequence_parallel;
     spec->tensor_parallel_chunks = options.tensor_parallel_chunks;
+    spec->freeze = options.freeze;
   }
   if (options.training) spec_.recompute = options.recompute;
   const bool distributed = options.training && options.distributed_optimizer;
@@ -178,6 +180,10 @@ void Engine::initialize() {
       weft::initialize(lane_.workers, *slot.param, weight,
                        RandomKey{static_cast<std::uint64_t>(options_.seed)});
     });
+  }
+  for (const ParamBuffer::Slot& slot : buffer_->frozen()) {
+    weft::initialize(lane_.workers, *slot.param, slot.param->weight(),
+                     RandomKey{static_cast<std::uint64_t>(options_.seed)});
   }
   if (optimizer_ == nullptr) return;
   buffer_->keep_owned(lane_, full, optimizer_->master());
@@ -407,7 +413,7 @@ std::string Engine::first_nonfinite_gradient(const StepInput& input) {
   double order = -1;
   const auto& params = params_.all();
   for (auto param = params.rbegin(); param != params.rend() && name.empty(); ++param) {
-    if (ops::find_nonfinite(lane_, (*param)->main_grad()) < 0) continue;
+    if (!(*param)->trains() || ops::find_nonfinite(lane_, (*param)->main_grad()) < 0) continue;
     name = (*param)->name() + " of this rank";
     // A tied output layer has the embeddings' block, but its gradient comes first.
     const bool output = (*param)->owner() != nullptr || (*param)->traits().copy;
@@ -482,6 +488,7 @@ void Engine::for_each_whole(bool gradients,
   for (int pp = 0; pp < layout.mesh.pp; ++pp) {
     for (const StageRange& stage : layout.stages_of(pp)) {
       for (const LogicalTensor& tensor : logical_tensors(spec_, stage)) {
+        if (gradients && is_frozen(spec_, tensor.name)) continue;
         Tensor whole;
         if (pp == pp_rank) {
           const auto [param, part] = find_part(tensor.name);

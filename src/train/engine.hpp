@@ -68,7 +68,8 @@ struct EngineOptions {
   bool overlap_param_gather = false;  // the next step's forward pass begins before all weights have arrived
   bool overlap_p2p = true;
   std::int64_t bucket_elems = 0;
-  bool training = true;  // false: no optimizer, no dropout (scoring)
+  std::vector<std::string> freeze;  // see ModelSpec
+  bool training = true;             // false: no optimizer, no dropout (scoring)
 
   static EngineOptions from(const TrainConfig& config);
 };
@@ -104,7 +105,8 @@ class Engine {
   LossSum evaluate(std::int64_t microbatches, const MicrobatchSource& source);
   // Forward and backward of `microbatches`, gradients of the whole batch divided by the target tokens.
   LossSum gradients(std::int64_t microbatches, const MicrobatchSource& source);
-  // After gradients(): calls `body` with each whole gradient of the model, on world rank 0. Collective.
+  // After gradients(): calls `body` with each whole gradient of the model, on world rank 0; none for frozen
+  // tensors. Collective.
   void for_each_gradient(const std::function<void(const LogicalTensor&, const Tensor&)>& body);
   // The same with the model's weights.
   void for_each_weight(const std::function<void(const LogicalTensor&, const Tensor&)>& body);

@@ -353,6 +353,12 @@ void add_training_options(OptionSet& options, TrainingConfig& t) {
                "weight of the square of log sum exp of the logits");
   options.flag("strict-sequence-length", t.strict_sequence_length,
                "refuse sequences beyond --max-position-embeddings where positions are not learned too");
+  options
+      .texts("freeze", t.freeze, "PATTERN",
+             "tensors that are not trained, by the names checkpoints use (* any characters, ? one): "
+             "'embedding.*' 'decoder.layers.0.*'")
+      .also({"frozen", "freeze-layers", "freeze-parameters"})
+      .otherwise("none");
   options.integer("cpu-threads", t.cpu_threads, kSizeOrNone, "threads of a rank")
       .also({"threads", "num-threads"})
       .otherwise("cores over ranks");

@@ -9,20 +9,19 @@
 #include <utility>
 
 #include "core/memory.hpp"
+#include "train/freeze.hpp"
 
 namespace weft {
 namespace {
 
-std::size_t bytes_of(const ParamBuffer& buffer, DType dtype) {
-  return static_cast<std::size_t>(buffer.elems()) * weft::bytes_of(dtype);
-}
-
 MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
   const ParamBuffer& buffer = engine.buffer();
   MemoryPlan plan;
-  plan.weights = bytes_of(buffer, engine.options().dtype);
+  plan.weights = buffer.weights().bytes();
   plan.gradients = buffer.gradients().bytes();
-  for (const ParamBuffer::Slot& slot : buffer.slots()) plan.parameters += slot.elems;
+  for (const auto* slots : {&buffer.slots(), &buffer.frozen()}) {
+    for (const ParamBuffer::Slot& slot : *slots) plan.parameters += slot.elems;
+  }
   if (engine.optimizer() != nullptr) {
     if (engine.optimizer()->master().raw() != buffer.weights().raw())
       plan.optimizer += engine.optimizer()->master().bytes();
@@ -193,12 +192,19 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
       ranks, ranks == 1 ? "" : "s", needed / (1 << 20), available / (1 << 20), to_string(plans));
 }
 
+std::int64_t bytes_of_frozen_parameter(const TrainConfig& config) {
+  const TrainingConfig& t = config.training;
+  return std::max<std::int64_t>(data_parallel_size(config.parallel), 1) * (t.bf16 || t.fp16 ? 2
+                                                                           : t.fp64         ? 8
+                                                                                            : 4);
+}
+
 std::int64_t bytes_of_parameter(const TrainConfig& config) {
   const TrainingConfig& t = config.training;
   const OptimizerConfig& o = config.optimizer;
   const std::int64_t copies = std::max<std::int64_t>(data_parallel_size(config.parallel), 1);
   const bool cut = config.parallel.use_distributed_optimizer && copies > 1;
-  const std::int64_t full = t.fp64 ? 8 : 4, weight = t.bf16 || t.fp16 ? 2 : full;
+  const std::int64_t full = t.fp64 ? 8 : 4, weight = bytes_of_frozen_parameter(config) / copies;
   // A master weight where the weight is something else, or lies in another order.
   const std::int64_t master = weight == full && !cut ? 0 : full;
   const std::int64_t states = o.optimizer == OptimizerConfig::Kind::kAdam ? 2 : o.sgd_momentum != 0 ? 1 : 0;
@@ -211,17 +217,23 @@ void check_memory(const TrainConfig& config, std::int64_t ranks) {
   const auto count = parameter_count(model);
   const std::int64_t bytes = bytes_of_parameter(config);
   const double here = static_cast<double>(ranks) / static_cast<double>(world_size(config.parallel));
-  const double needed = static_cast<double>(count) * static_cast<double>(bytes) * here;
+  const std::int64_t frozen = frozen_parameters(model, config.training.freeze),
+                     of_frozen = bytes_of_frozen_parameter(config);
+  const double needed = (static_cast<double>(count - frozen) * static_cast<double>(bytes) +
+                         static_cast<double>(frozen) * static_cast<double>(of_frozen)) *
+                        here;
   const auto available = static_cast<double>(available_memory());
   if (needed <= available) return;
   const double layers =
       static_cast<double>(count - model.vocab_size * model.hidden_size * (model.tied ? 1 : 2));
   config_fail(
       "not enough memory: {} parameters ({:.3g} of them in {} layers, {:.3g} in each embedding of {} x {}) x "
-      "{} bytes of weights, gradients and optimizer states on {} data-parallel ranks need {:.1f} MiB before "
+      "{} bytes of weights, gradients and optimizer states on {} data-parallel ranks{} need {:.1f} MiB "
+      "before "
       "any activation, and {:.1f} MiB are available here. Take a smaller model or fewer --ranks",
       count, layers, model.num_layers, static_cast<double>(model.vocab_size * model.hidden_size),
-      model.vocab_size, model.hidden_size, bytes, data_parallel_size(config.parallel), needed / (1 << 20),
+      model.vocab_size, model.hidden_size, bytes, data_parallel_size(config.parallel),
+      frozen > 0 ? fmt::format(" ({} frozen ones x {} bytes)", frozen, of_frozen) : "", needed / (1 << 20),
       available / (1 << 20));
 }
 

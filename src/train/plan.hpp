@@ -52,6 +52,8 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
 void check_memory(const TrainConfig& config, std::int64_t ranks);
 // Of those, the bytes of one parameter on all data-parallel ranks together.
 std::int64_t bytes_of_parameter(const TrainConfig& config);
+// Of one that is frozen: its weight alone.
+std::int64_t bytes_of_frozen_parameter(const TrainConfig& config);
 
 // A line: each part in MiB, and the peak; for several stages one line each.
 std::string to_string(const MemoryPlan& plan);

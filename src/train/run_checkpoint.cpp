@@ -1,5 +1,7 @@
 #include "train/run_checkpoint.hpp"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -212,6 +214,33 @@ Progress start_run(const TrainConfig& config, Lane& lane, Engine& engine) {
   engine.publish();
   restore_scaler(*state, engine.loss_scaler());
   return progress_of(reader.info(), *state);
+}
+
+std::vector<std::string> notes_of_load(const TrainConfig& config) {
+  if (!continued_state(config) || config.checkpoint.no_load_optim) return {};
+  const CheckpointInfo info = read_checkpoint_info(config.checkpoint.load);
+  if (info.states.empty()) return {};  // refused
+  const ModelSpec spec{.freeze = config.training.freeze};
+  std::int64_t left = 0, zero = 0;
+  for (const CheckpointTensor& tensor : info.tensors) {
+    if (tensor.kind != kWeightKind) continue;
+    const bool frozen = is_frozen(spec, tensor.name),
+               has_state = info.find(info.states.front(), tensor.name) != nullptr;
+    if (frozen && has_state) ++left;
+    if (!frozen && !has_state) ++zero;
+  }
+  std::vector<std::string> notes;
+  if (left > 0) {
+    notes.push_back(fmt::format("{}: optimizer state of {} frozen tensors is not loaded (--freeze)",
+                                info.folder.string(), left));
+  }
+  if (zero > 0) {
+    notes.push_back(fmt::format(
+        "{}: {} tensors were frozen in the run that wrote it and have no optimizer state there: theirs ({}) "
+        "starts at zero",
+        info.folder.string(), zero, fmt::join(info.states, ", ")));
+  }
+  return notes;
 }
 
 RunSchedule schedule_of_run(const TrainConfig& config) {

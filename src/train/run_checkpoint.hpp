@@ -17,6 +17,10 @@ void use_loaded_model(TrainConfig& config);
 // Initialises or loads the engine; where the run begins. Collective.
 Progress start_run(const TrainConfig& config, Lane& lane, Engine& engine);
 
+// What the frozen tensors of this run, or of the one that wrote --load, mean for optimizer state: a line
+// each.
+std::vector<std::string> notes_of_load(const TrainConfig& config);
+
 // The schedule of a run: from its options; where it continues a checkpoint, a ConfigError when the two differ
 // and no option says which one holds.
 RunSchedule schedule_of_run(const TrainConfig& config);

@@ -1,5 +1,7 @@
 #include "train/trainer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,6 +15,7 @@
 #include "core/log.hpp"
 #include "mesh/mesh.hpp"
 #include "ops/elementwise.hpp"
+#include "train/freeze.hpp"
 #include "train/launch.hpp"
 #include "train/loss_curve.hpp"
 #include "train/metrics.hpp"
@@ -251,6 +254,12 @@ void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
   log_info("model ({} parameters):\n{}", parameter_count(config.model), to_string(local_spec(config.model)));
   const EngineOptions engine = EngineOptions::from(config);
   log_info("{} in {}", name_of(engine.device), name_of(engine.dtype));
+  if (!config.training.freeze.empty()) {
+    log_info("{} of {} parameters are frozen (--freeze {})",
+             frozen_parameters(config.model, config.training.freeze), parameter_count(config.model),
+             fmt::join(config.training.freeze, " "));
+  }
+  for (const std::string& note : notes_of_load(config)) log_info("{}", note);
   log_info("{} rank{} (tp {}, pp {}, dp {}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
            config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size,

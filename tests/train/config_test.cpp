@@ -325,6 +325,58 @@ TEST(Config, EachContradictionOfRecomputationIsNamed) {
   }
 }
 
+TEST(Config, PatternsOfFrozenTensorsAreHeldAgainstTheModel) {
+  const auto problems = [](std::vector<std::string> freeze, bool tied = true) {
+    TrainConfig c = base();
+    c.model.tied = tied;
+    c.training.freeze = std::move(freeze);
+    return joined(problems_of(c));
+  };
+  const struct {
+    std::vector<std::string> freeze;
+    std::vector<const char*> parts;
+  } cases[] = {
+      {{"embedding.*"}, {}},
+      {{"decoder.layers.?.mlp.*", "*layernorm*"}, {}},
+      {{"*.linear_q.weight", "*.linear_k.weight", "*.linear_v.weight"}, {}},
+      {{"decoder.layer.0.*"}, {"--freeze decoder.layer.0.* matches no tensor", "decoder.layers.0.*"}},
+      {{"decoder.layers.2.*"}, {"--freeze decoder.layers.2.* matches no tensor", "decoder.layers.1.*"}},
+      {{"embeding.*", "*.mlp.*"}, {"--freeze embeding.* matches no tensor", "nearest are embedding.*"}},
+      {{"*.mpl.*"}, {"--freeze *.mpl.* matches no tensor", "*.mlp.*"}},
+      {{"embedding.word_embeddings.wieght"}, {"nearest are embedding.word_embeddings.weight"}},
+      {{"output_layer.weight"}, {"--freeze output_layer.weight matches no tensor"}},  // it is the embedding
+      {{"*"}, {"--freeze * freezes all", "nothing is left to train"}},
+      {{"decoder.*", "embedding.*"}, {"--freeze decoder.* embedding.* freezes all"}},
+      {{"decoder.layers.1.self_attention.linear_q.weight"},
+       {"decoder.layers.1.self_attention.linear_q.weight and "
+        "decoder.layers.1.self_attention.linear_k.weight, decoder.layers.1.self_attention.linear_v.weight "
+        "lie "
+        "in one parameter"}},
+      {{"*.linear_v.*"}, {"linear_v.weight and", "linear_q.weight", "and so in 3 more parameters"}},
+  };
+  for (const auto& [freeze, parts] : cases) {
+    const std::string text = problems(freeze);
+    EXPECT_EQ(text.empty(), parts.empty()) << freeze.front() << ": " << text;
+    for (const char* part : parts)
+      EXPECT_NE(text.find(part), std::string::npos) << part << " not in: " << text;
+  }
+  EXPECT_EQ(problems({"output_layer.weight"}, false), "");
+  // Other problems of the run are told with it; a model that is no model is told alone.
+  TrainConfig c = base();
+  c.training.freeze = {"nothing"};
+  c.optimizer.lr = -1;
+  EXPECT_NE(joined(problems_of(c)).find("--lr must be given"), std::string::npos);
+  EXPECT_NE(joined(problems_of(c)).find("--freeze nothing"), std::string::npos);
+  c.model.hidden_size = 30;
+  EXPECT_EQ(joined(problems_of(c)).find("--freeze nothing"), std::string::npos);
+  // What --load brings is judged when it is known.
+  c = base();
+  c.model = {};
+  c.checkpoint.load = "folder";
+  c.training.freeze = {"nothing"};
+  EXPECT_EQ(joined(problems_of(c)), "");
+}
+
 TEST(Config, AllContradictionsAtOnce) {
   TrainConfig config = base();
   config.model.hidden_size = 30;

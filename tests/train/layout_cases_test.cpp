@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -227,6 +228,116 @@ TEST(LayoutCases, ShardsOfOddNumbersOfRanks) {
     EXPECT_EQ(owned, padded) << dp;
     for (const auto& [name, counts] : owners) {
       EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << name << ", dp " << dp;
+    }
+  }
+}
+
+// Frozen layers, embeddings, norms and single linears, beside positions that no token reaches, in buckets
+// smaller than a parameter: nothing hangs, the frozen keep their bits and lie where no gradient, bucket,
+// moment or norm meets them, and all else is what one rank computes.
+TEST(LayoutCases, FrozenParameters) {
+  const std::vector<std::string> layer{"decoder.layers.1.*"};
+  const std::vector<std::string> parts{"embedding.*", "*.mlp.*", "*layernorm.weight", "*.linear_proj.bias"};
+  const std::vector<std::string> stage{"embedding.*", "decoder.layers.0.*", "decoder.layers.1.*"};
+  std::vector<LayoutCase> rows{
+      {.model = "gpt2", .dp = 2, .freeze = layer},
+      {.model = "gpt2", .dp = 2, .freeze = parts},
+      {.model = "gpt2", .dp = 2, .overlap = false, .freeze = layer},
+      {.model = "gpt2", .dp = 2, .distributed = true, .freeze = layer},
+      {.model = "llama", .dp = 3, .distributed = true, .accumulation = 2, .freeze = parts},
+      {.model = "gpt2", .tp = 2, .dp = 2, .distributed = true, .freeze = parts},
+      {.model = "llama", .tp = 4, .sequence_parallel = true, .freeze = parts},
+      {.model = "llama",
+       .tp = 2,
+       .dp = 2,
+       .sequence_parallel = true,
+
+       .tensor_parallel_chunks = 2,
+       .freeze = layer},
+      {.model = "gpt2", .tp = 2, .sequence_parallel = true, .tensor_parallel_chunks = 3, .freeze = parts},
+      {.model = "gpt2", .pp = 2, .dp = 2, .freeze = layer},
+      {.model = "gpt2", .pp = 2, .dp = 2, .schedule = Schedule::kZbH1, .distributed = true, .freeze = parts},
+      {.model = "gpt2", .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .freeze = layer},
+      {.model = "llama", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2, .freeze = parts},
+      // A stage with nothing to train.
+      {.model = "llama", .pp = 2, .dp = 2, .freeze = stage},
+      {.model = "gpt2",
+       .tp = 2,
+       .pp = 2,
+       .dp = 2,
+       .schedule = Schedule::kZbH1,
+       .distributed = true,
+       .freeze = stage},
+      {.model = "llama",
+       .dp = 2,
+       .recompute = {RecomputeSpec::Kind::kSelective, 0, true, false, true},
+       .freeze = layer},
+      {.model = "gpt2", .pp = 2, .recompute = {RecomputeSpec::Kind::kUniform, 2}, .freeze = parts}};
+  for (LayoutCase& layout : rows) {
+    layout.bucket = 200;
+    if (layout.model == "gpt2") layout.unused_positions = 5;
+    ModelSpec spec;
+    spec.freeze = layout.freeze;
+    RunHooks hooks;
+    hooks.made = [&](Engine& engine) {
+      const ParamBuffer& buffer = engine.buffer();
+      std::int64_t trained = 0, frozen = 0;
+      for (const auto& param : engine.params().all()) {
+        const bool is = is_frozen(spec, param->parts().front().name);
+        EXPECT_EQ(param->main_grad().defined(), !is) << param->name();
+        if (param->owner() == nullptr) (is ? frozen : trained) += param->local_shape().elems();
+      }
+      const auto count = [&](const auto& list, bool trains) {
+        std::int64_t sum = 0;
+        for (const auto& entry : list) {
+          EXPECT_EQ(entry.param->trains(), trains) << entry.param->name();
+          sum += entry.elems;
+        }
+        return sum;
+      };
+      EXPECT_EQ(count(buffer.slots(), true), trained);
+      EXPECT_EQ(count(buffer.frozen(), false), frozen);
+      EXPECT_LE(count(buffer.pieces(), true), trained);
+      // Past the buckets, and nothing but weights.
+      for (const ParamBuffer::Slot& slot : buffer.frozen()) EXPECT_GE(slot.offset, buffer.elems());
+      EXPECT_EQ(buffer.weights().elems() > buffer.elems(), frozen > 0);
+      EXPECT_GE(buffer.gradients().elems(), buffer.elems());
+      EXPECT_EQ(engine.optimizer()->master().elems(), buffer.owned_elems());
+      for (const Optimizer::State& state : engine.optimizer()->state()) {
+        EXPECT_EQ(state.flat.elems(), buffer.owned_elems());
+      }
+    };
+    const LayoutResult result = run_layout(layout, 3, hooks);
+    std::string what;
+    EXPECT_LE(worst_difference(result, reference_of(layout), 1e-5, &what), 1.0)
+        << layout.name() << ": " << what;
+    LayoutCase unfrozen = one_rank_of(layout);
+    unfrozen.freeze.clear();
+    const LayoutResult& all = reference_of(unfrozen);
+    EXPECT_EQ(result.weights[0], all.weights[0]) << layout.name();
+    std::size_t frozen = 0;
+    double squares = 0;
+    for (const auto& [name, start] : result.weights[0]) {
+      const bool is = is_frozen(spec, name);
+      frozen += is ? 1 : 0;
+      EXPECT_EQ(result.gradients.contains(name), !is) << layout.name() << ": " << name;
+      EXPECT_EQ(result.weights.back().at(name) == start, is) << layout.name() << ": " << name;
+      if (is) continue;
+      for (const double g : result.gradients.at(name)) squares += g * g;
+    }
+    EXPECT_GT(frozen, 0u) << layout.name();
+    // The norm of the first step is that of the gradients of what is trained. (Dropout masks are the step's.)
+    if (layout.model == "llama") {
+      EXPECT_NEAR(result.norms[0], std::sqrt(squares), 1e-5 * std::sqrt(squares)) << layout.name();
+    }
+    EXPECT_LT(result.norms[0], all.norms[0]) << layout.name();
+    // Positions from 12 on are in no sequence: their gradient is 0, not nearly.
+    const std::string positions = "embedding.position_embeddings.weight";
+    if (layout.unused_positions == 0 || is_frozen(spec, positions)) continue;
+    const std::vector<double>& g = result.gradients.at(positions);
+    const auto width = static_cast<std::size_t>(layout.hidden);
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      EXPECT_EQ(i / width >= 12 && g[i] != 0, false) << layout.name() << " at " << i;
     }
   }
 }

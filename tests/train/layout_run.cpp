@@ -38,7 +38,7 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.num_attention_heads = layout.heads;
   c.ffn_hidden_size = layout.hidden * 3 / 2;
   c.vocab_size = layout.vocabulary;  // odd: padding differs from layout to layout
-  c.max_position_embeddings = kSequence;
+  c.max_position_embeddings = kSequence + layout.unused_positions;
   c.make_vocab_size_divisible_by = 4;
   if (layout.model == "gpt2") {
     c.position_embedding = PositionEmbedding::kLearnedAbsolute;
@@ -162,6 +162,8 @@ std::string LayoutCase::name() const {
   add(recompute.kind != RecomputeSpec::Kind::kNone, " recompute{}.{}{}{}{}", static_cast<int>(recompute.kind),
       recompute.layers, recompute.core_attention ? " attention" : "", recompute.mlp ? " mlp" : "",
       recompute.norms ? " norms" : "");
+  for (const std::string& pattern : freeze) text += " -" + pattern;
+  add(unused_positions > 0, " unused{}", unused_positions);
   return text;
 }
 
@@ -218,6 +220,7 @@ EngineOptions options_of(const LayoutCase& layout) {
   options.bucket_elems = layout.bucket > 0 ? layout.bucket : 2000;
   options.tensor_parallel_chunks = layout.tensor_parallel_chunks;
   options.recompute = layout.recompute;
+  options.freeze = layout.freeze;
   options.label_smoothing = 0.1;
   options.z_loss = 1e-2;
   return options;

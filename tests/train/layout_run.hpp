@@ -37,6 +37,8 @@ struct LayoutCase {
   std::string stages;  // a pipeline layout string
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
+  std::vector<std::string> freeze;
+  std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
 
   int ranks() const { return tp * pp * dp; }
   std::string name() const;

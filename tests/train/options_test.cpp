@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "core/check.hpp"
+#include "train/engine.hpp"
 #include "train/nearest.hpp"
 
 namespace weft {
@@ -105,6 +106,16 @@ TEST(Options, ReadsTheBase) {
   EXPECT_EQ(c.training.global_batch_size, 6);  // resolved
   EXPECT_EQ(c.model.max_position_embeddings, 16);
   EXPECT_EQ(c.data.data_path, std::vector<std::string>{"d"});
+}
+
+TEST(Options, FrozenTensorsAreAListOfPatterns) {
+  const std::vector<std::string> patterns{"embedding.*", "decoder.layers.0.*"};
+  const Outcome outcome = parse({"--freeze", patterns[0], patterns[1], "--bf16"});
+  EXPECT_EQ(outcome.all(), "");
+  EXPECT_EQ(outcome.config.training.freeze, patterns);
+  EXPECT_EQ(EngineOptions::from(outcome.config).freeze, patterns);
+  expect_one_problem(parse({"--freeze", "embeddings.*"}), {"--freeze embeddings.*", "embedding.*"});
+  expect_one_problem(parse({"--freeze-layers", "1"}), {"--freeze-layers", "did you mean --freeze?"});
 }
 
 struct Bad {

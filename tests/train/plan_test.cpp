@@ -9,6 +9,7 @@
 #include "layout_run.hpp"
 #include "pipeline/simulate.hpp"
 #include "support/rank.hpp"
+#include "train/freeze.hpp"
 #include "train/plan_report.hpp"
 
 namespace weft {
@@ -72,6 +73,7 @@ EngineOptions options_of(const LayoutCase& layout) {
   options.distributed_optimizer = layout.distributed;
   options.overlap_grad_reduce = options.overlap_param_gather = options.overlap_p2p = layout.overlap;
   options.bucket_elems = layout.bucket > 0 ? layout.bucket : 5000;
+  options.freeze = layout.freeze;
   return options;
 }
 
@@ -192,6 +194,26 @@ std::vector<PlanCase> cases() {
         .distributed = true,
         .dtype = DType::kBF16},
        6},
+      {{.model = "gpt2", .dtype = DType::kBF16, .freeze = {"embedding.*", "decoder.layers.0.*"}}, 5},
+      {{.model = "gpt2",
+        .tp = 2,
+        .pp = 2,
+        .dp = 2,
+        .schedule = Schedule::kZbH1,
+        .sequence_parallel = true,
+        .distributed = true,
+        .dtype = DType::kBF16,
+        .freeze = {"embedding.*", "*.mlp.*", "*layernorm.weight"}},
+       6},
+      // A stage with nothing to train.
+      {{.model = "llama", .pp = 2, .dp = 2, .freeze = {"embedding.*", "*.0.*", "*.1.*"}}, 4},
+      {{.model = "llama",
+        .tp = 2,
+        .sequence_parallel = true,
+        .tensor_parallel_chunks = 3,
+        .recompute = {Kind::kSelective, 0, true, false, true},
+        .freeze = {"*.linear_?.weight", "*.linear_fc2.weight"}},
+       2},
   };
 }
 
@@ -278,6 +300,20 @@ TEST(Plan, BytesOfAParameterAreThePlans) {
           const double said = static_cast<double>(bytes_of_parameter(config) * parameter_count(config.model));
           EXPECT_GE(planned, said) << bf16 << distributed << dp;  // padding is not counted
           EXPECT_LE(planned, 1.05 * said) << bf16 << distributed << dp;
+
+          config.training.freeze = {"embedding.*", "*.mlp.*", "decoder.layers.1.*"};
+          const MemoryPlan part = plan_training(EngineOptions::from(config), 1, false, 1).front();
+          const std::int64_t frozen = frozen_parameters(config.model, config.training.freeze);
+          EXPECT_GT(frozen, parameter_count(config.model) / 2);
+          const auto held = static_cast<double>((part.weights + part.gradients + part.optimizer) *
+                                                static_cast<std::size_t>(dp));
+          const auto expected =
+              static_cast<double>(bytes_of_parameter(config) * (parameter_count(config.model) - frozen) +
+                                  bytes_of_frozen_parameter(config) * frozen);
+          EXPECT_GE(held, expected) << bf16 << distributed << dp;
+          EXPECT_LE(held, 1.05 * expected) << bf16 << distributed << dp;
+          EXPECT_EQ(part.parameters, plan.parameters);
+          EXPECT_LT(part.activations, plan.activations) << "inputs of frozen linears are kept";
         }
       }
     }
