@@ -158,6 +158,26 @@ TEST(CheckpointFaults, ARangeThatSeveralRanksHoldCountsOnce) {
   EXPECT_EQ(info.tensors[0].pieces[0].file, "a");
 }
 
+// A tensor without any state was frozen and starts anew; one with a part of its states is damaged.
+TEST(CheckpointFaults, StateOfATensorIsThereOrNotButNotInPart) {
+  TemporaryFolder folder;
+  save(folder.path(), {1, 1}, 1);
+  const auto without = [&](const std::string& kind) {
+    CheckpointInfo info = read_checkpoint_info(folder.path());
+    std::erase_if(info.tensors, [&](const CheckpointTensor& t) {
+      return t.kind == kind && t.name == "layer.linear_fc2.bias";
+    });
+    std::ofstream(info.folder / kIndexFile) << index_text(info);
+  };
+  without("exp_avg_sq");
+  expect_parts(config_error_of([&] { load(folder.path(), {}); }),
+               {"1 tensors of this model are not in it", "exp_avg_sq of layer.linear_fc2.bias"});
+  without("exp_avg");
+  load(folder.path(), {});
+  without("weight");
+  expect_parts(config_error_of([&] { load(folder.path(), {}); }), {"layer.linear_fc2.bias"});
+}
+
 TEST(CheckpointFaults, TensorsThatDoNotFit) {
   TemporaryFolder folder;
   save(folder.path(), {1, 1}, 1);
