@@ -11,6 +11,7 @@
 #include "nn/linear.hpp"
 #include "nn/mlp.hpp"
 #include "nn/norm.hpp"
+#include "nn/overlapped_linear.hpp"
 #include "ops/elementwise.hpp"
 #include "support/check_module.hpp"
 #include "support/rank.hpp"
@@ -100,6 +101,7 @@ TEST_F(ModuleTest, RowParallelLinear) {
 TEST_F(ModuleTest, FrozenLinearsKeepAndDeferNothing) {
   const Tensor x = random_tensor(lane(), {5, 2, 6}, kF64, 1);
   const Tensor dy = random_tensor(lane(), {5, 2, 7}, kF64, 2);
+  const nn::ChunkedReplicatedBorder chunked(border_, 2);
   const auto use = [&](const nn::Linear& linear, bool keeps, bool defers) {
     for (const auto& p : params_.all()) p->begin_step(p->trains() ? 1 : 0);
     Microbatch mb = microbatch();
@@ -127,6 +129,14 @@ TEST_F(ModuleTest, FrozenLinearsKeepAndDeferNothing) {
     use(nn::ColumnParallelLinear(border_, param("w", {7, 6}, weight), nullptr), !weight, !weight);
     params_ = ParamSet();
     use(nn::RowParallelLinear(border_, param("w", {7, 6}, weight)), !weight, !weight);
+    params_ = ParamSet();
+    use(nn::OverlappedRowParallelLinear(chunked, param("w", {7, 6}, weight)), !weight, !weight);
+    for (const bool bias : {false, true}) {
+      params_ = ParamSet();
+      use(nn::OverlappedColumnParallelLinear(chunked, param("w", {7, 6}, weight), &param("b", {7}, bias),
+                                             DrainPoint::kSchedule),
+          !weight, !weight || !bias);
+    }
   }
 }
 
