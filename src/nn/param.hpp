@@ -131,11 +131,11 @@ class Param {
   mutable int contributions_ = 0, expected_ = 0;
 };
 
-// What a linear layer keeps for weight gradients: its input where the weight has one, and a task where the
-// weight or the bias (which may be null) has one.
+// What a linear layer saves of its input: nothing where the weight is frozen.
 inline Tensor kept_input(const Tensor& x, const Param& weight) {
   return weight.trains() ? x : Tensor();
 }
+// Whether a linear layer has weight gradients to defer; bias may be null.
 inline bool trains(const Param& weight, const Param* bias) {
   return weight.trains() || (bias != nullptr && bias->trains());
 }
