@@ -53,6 +53,8 @@ class Communicator {
   // Collective over this group: ranks with the same colour form a new group, ordered by (key, rank here). A
   // negative colour joins none and gets nullptr.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
+  // Another rank of the run has failed: nobody need wait any longer.
+  virtual bool aborted() const { return false; }
   // The bytes this rank has sent through this communicator (counted by shape; meta lanes count too).
   virtual std::uint64_t bytes_sent() const = 0;
 

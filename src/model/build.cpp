@@ -6,6 +6,7 @@
 #include "nn/attention/core_attention.hpp"
 #include "nn/attention/self_attention.hpp"
 #include "nn/bias_dropout_add.hpp"
+#include "nn/fused_head.hpp"
 #include "nn/linear.hpp"
 #include "nn/mlp.hpp"
 #include "nn/norm.hpp"
@@ -119,12 +120,18 @@ class Builder {
 
   std::unique_ptr<StageExit> loss_exit() {
     std::unique_ptr<nn::Norm> final_norm = norm(spec_.final_norm, "decoder.final_layernorm");
-    return std::make_unique<LossExit>(std::move(final_norm),
-                                      nn::LanguageModelHead(border(), output_weight(),
-                                                            {.vocabulary = spec_.vocab_size,
-                                                             .first = first_row(),
-                                                             .label_smoothing = spec_.output.label_smoothing,
-                                                             .z_loss = spec_.output.z_loss}));
+    nn::LanguageModelHead head(border(), output_weight(),
+                               {.vocabulary = spec_.vocab_size,
+                                .first = first_row(),
+                                .label_smoothing = spec_.output.label_smoothing,
+                                .z_loss = spec_.output.z_loss});
+    std::unique_ptr<nn::OutputHead> output;
+    if (spec_.output.fused_rows > 0 && tp_ == 1) {
+      output = std::make_unique<nn::FusedHead>(head, spec_.output.fused_rows);
+    } else {
+      output = std::make_unique<nn::LanguageModelHead>(head);
+    }
+    return std::make_unique<LossExit>(std::move(final_norm), std::move(output));
   }
 
   // Of a tied model: the word embeddings themselves where the first stage is here too, else a copy of them.
@@ -167,38 +174,29 @@ class Builder {
             .partial_gradient = true};
   }
 
-  // Every new parameter. The parts of one are frozen together (the options are checked for it).
-  const Param* add(const std::string& name, std::vector<LogicalTensor> parts, ParamTraits traits) {
-    traits.frozen = is_frozen(spec_, parts.front().name);
-    for (const LogicalTensor& part : parts) {
-      WEFT_CHECK(is_frozen(spec_, part.name) == traits.frozen, "{}: {} and {} are one parameter", name,
-                 parts.front().name, part.name);
-    }
-    return context_.params.add(name, std::move(parts), traits);
-  }
-
   const Param* vector(const std::string& name, std::int64_t size, Init init) {
-    return add(name, {whole(name, {size}, init)}, traits(false));
+    return context_.params.add(name, {whole(name, {size}, init)}, traits(false));
   }
 
   // The first stage's, or the last stage's copy under another name.
   const Param* word_embeddings(const char* name, bool copy) {
-    return add(name,
-               {cut(kWords, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
-                    tp_ * padded_vocab_per_rank(spec_, tp_))},
-               {.decay = true, .block = 0, .own_bucket = spec_.output.tied, .copy = copy});
+    return context_.params.add(
+        name,
+        {cut(kWords, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
+             tp_ * padded_vocab_per_rank(spec_, tp_))},
+        {.decay = true, .block = 0, .own_bucket = spec_.output.tied, .copy = copy});
   }
   const Param* position_embeddings() {
     const std::string name = "embedding.position_embeddings.weight";
-    return add(name,
-               {whole(name, {spec_.max_positions, spec_.hidden_size}, random(spec_.embedding.init_std))},
-               traits(true));
+    return context_.params.add(
+        name, {whole(name, {spec_.max_positions, spec_.hidden_size}, random(spec_.embedding.init_std))},
+        traits(true));
   }
   const Param* own_output_weight() {
-    return add(kOutput,
-               {cut(kOutput, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.output.init_std),
-                    tp_ * padded_vocab_per_rank(spec_, tp_))},
-               traits(true));
+    return context_.params.add(kOutput,
+                               {cut(kOutput, {spec_.vocab_size, spec_.hidden_size}, 0,
+                                    random(spec_.output.init_std), tp_ * padded_vocab_per_rank(spec_, tp_))},
+                               traits(true));
   }
 
   std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
@@ -227,9 +225,10 @@ class Builder {
           rows_of(prefix + r.name + ".weight", {r.size, spec_.hidden_size}, random(spec.init_std)));
       biases.push_back(rows_of(prefix + r.name + ".bias", {r.size}, {}));
     }
-    const Param* weight = add(prefix + fused + ".weight", std::move(weights), traits(true));
-    const Param* bias = spec.bias ? add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
-    if (norm != nullptr && weight->trains()) {  // a frozen one has no use for its input
+    const Param* weight = context_.params.add(prefix + fused + ".weight", std::move(weights), traits(true));
+    const Param* bias =
+        spec.bias ? context_.params.add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
+    if (norm != nullptr) {
       return std::make_unique<nn::RecomputedInputLinear>(
           std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias), *norm);
     }
@@ -240,15 +239,21 @@ class Builder {
     return std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias);
   }
 
+  const Param& row_weight(const LinearSpec& spec, const std::string& name, std::int64_t inputs) {
+    return *context_.params.add(
+        name + ".weight", {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))},
+        traits(true));
+  }
+  std::unique_ptr<nn::RowParallelLinear> plain_row_linear(const LinearSpec& spec, const std::string& name,
+                                                          std::int64_t inputs) {
+    return std::make_unique<nn::RowParallelLinear>(border(), row_weight(spec, name, inputs),
+                                                   context_.weight_grads);
+  }
   std::unique_ptr<nn::Linear> row_linear(const LinearSpec& spec, const std::string& name,
                                          std::int64_t inputs) {
-    const Param* weight =
-        add(name + ".weight", {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))},
-            traits(true));
-    if (shared_->chunked != nullptr) {
-      return std::make_unique<nn::OverlappedRowParallelLinear>(*shared_->chunked, *weight);
-    }
-    return std::make_unique<nn::RowParallelLinear>(border(), *weight, context_.weight_grads);
+    if (shared_->chunked == nullptr) return plain_row_linear(spec, name, inputs);
+    return std::make_unique<nn::OverlappedRowParallelLinear>(*shared_->chunked,
+                                                             row_weight(spec, name, inputs));
   }
 
   std::unique_ptr<nn::ResidualAdd> bias_dropout_add(const BiasDropoutAddSpec& spec, const LinearSpec& linear,
@@ -299,6 +304,10 @@ class Builder {
     const std::vector<Rows> rows = spec.gated ? std::vector<Rows>{{"linear_gate", f}, {"linear_up", f}}
                                               : std::vector<Rows>{{"linear_fc1", f}};
     auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows, norm);
+    if (spec.activation_again && shared_->chunked == nullptr) {
+      return std::make_unique<nn::ActivationAgainMlp>(std::move(fc1), spec.activation, spec.gated,
+                                                      plain_row_linear(spec.fc2, prefix + "linear_fc2", f));
+    }
     std::unique_ptr<nn::ActivationLayer> activation;
     if (spec.gated) {
       activation = std::make_unique<nn::GatedActivation>(spec.activation);

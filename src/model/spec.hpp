@@ -54,6 +54,8 @@ struct MlpSpec {
   ops::Activation activation = ops::Activation::kGeluTanh;
   bool gated = false;
   LinearSpec fc2;  // its bias is added by the mlp_bda slot
+  // fc2's input is not kept for its weight gradient, but made again along with the activation's derivative.
+  bool activation_again = false;
   bool operator==(const MlpSpec&) const = default;
 };
 
@@ -84,6 +86,9 @@ struct OutputSpec {
   double init_std = 0.02;
   double label_smoothing = 0;
   double z_loss = 0;
+  // Of about this many tokens the logits exist at a time, and their gradients are taken at once (see
+  // nn/fused_head.hpp); 0: of all, until backward. Where the vocabulary is cut over ranks it is as with 0.
+  std::int64_t fused_rows = 0;
   bool operator==(const OutputSpec&) const = default;
 };
 
@@ -128,7 +133,9 @@ std::string to_string(const ModelSpec& spec);
 
 // The `local` family: readable reference parts that run on every device.
 ModelSpec local_spec(const ModelConfig& config);
-// The same without dropout: evaluation and scoring.
+// The `fused` family, for GPUs: parts that move fewer bytes and keep less. It computes the same.
+ModelSpec fused_spec(const ModelConfig& config);
+// The same as `local` without dropout: evaluation and scoring.
 ModelSpec evaluation_spec(const ModelConfig& config);
 // The same with a key/value cache in place of saved activations: generation.
 ModelSpec inference_spec(const ModelConfig& config);

@@ -35,18 +35,18 @@ Tensor GatedExit::look(Lane& lane, const Tensor& x, Microbatch& mb) const {
 }
 
 Tensor LossExit::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
-  head_.forward(lane, norm_->forward(lane, x, mb), mb);
+  head_->forward(lane, norm_->forward(lane, x, mb), mb);
   return {};
 }
 
 Tensor LossExit::backward(Lane& lane, const Tensor&, Microbatch& mb) const {
-  Async<Tensor> dhidden = head_.backward(lane, mb);
+  Async<Tensor> dhidden = head_->backward(lane, mb);
   mb.later.reached(lane, DrainPoint::kLinear);
   return norm_->backward(lane, dhidden.wait(lane), Tensor(), mb);
 }
 
 Tensor LossExit::look(Lane& lane, const Tensor& x, Microbatch& mb) const {
-  return head_.logits(lane, norm_->forward(lane, x, mb));
+  return head_->logits(lane, norm_->forward(lane, x, mb));
 }
 
 }  // namespace weft

@@ -67,15 +67,15 @@ class StageExit {
 // Final norm, output layer and loss.
 class LossExit final : public StageExit {
  public:
-  LossExit(std::unique_ptr<nn::Norm> norm, const nn::LanguageModelHead& head)
-      : norm_(std::move(norm)), head_(head) {}
+  LossExit(std::unique_ptr<nn::Norm> norm, std::unique_ptr<nn::OutputHead> head)
+      : norm_(std::move(norm)), head_(std::move(head)) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& received, Microbatch& mb) const override;
   Tensor look(Lane& lane, const Tensor& x, Microbatch& mb) const override;
 
  private:
   std::unique_ptr<nn::Norm> norm_;
-  nn::LanguageModelHead head_;
+  std::unique_ptr<nn::OutputHead> head_;
 };
 
 class GatedExit final : public StageExit {

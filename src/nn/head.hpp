@@ -9,18 +9,29 @@
 
 namespace weft::nn {
 
-class LanguageModelHead {
+class OutputHead {
+ public:
+  virtual ~OutputHead() = default;
+  // x [s, b, h] outside the tensor-parallel region. Sets mb.losses.
+  virtual void forward(Lane& lane, const Tensor& x, Microbatch& mb) const = 0;
+  // The gradient of mb.loss_scale · Σ losses with respect to x.
+  virtual Async<Tensor> backward(Lane& lane, Microbatch& mb) const = 0;
+  // The logits of this rank's part of the vocabulary [s, b, V_padded/tp]; saves nothing.
+  virtual Tensor logits(Lane& lane, const Tensor& x) const = 0;
+};
+
+class LanguageModelHead final : public OutputHead {
  public:
   // weight [V_padded/tp, h]; for a tied model its weight() is the word embeddings', its main_grad() its own.
   LanguageModelHead(const TensorParallelBorder& border, const Param& weight, ops::CrossEntropyOptions options)
       : border_(border), weight_(weight), options_(options) {}
 
-  // x [s, b, h] outside the region. Sets mb.losses.
-  void forward(Lane& lane, const Tensor& x, Microbatch& mb) const;
-  // The gradient of mb.loss_scale · Σ losses with respect to x.
-  Async<Tensor> backward(Lane& lane, Microbatch& mb) const;
-  // The logits of this rank's part of the vocabulary [s, b, V_padded/tp]; saves nothing.
-  Tensor logits(Lane& lane, const Tensor& x) const;
+  void forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
+  Async<Tensor> backward(Lane& lane, Microbatch& mb) const override;
+  Tensor logits(Lane& lane, const Tensor& x) const override;
+
+  const Param& weight() const { return weight_; }
+  const ops::CrossEntropyOptions& options() const { return options_; }
 
   struct Pending {
     Tensor dlogits, x;

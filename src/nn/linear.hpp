@@ -47,6 +47,14 @@ class RowParallelLinear final : public Linear {
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
 
+  // The parts of both, for a caller that has x itself: what is not kept and what is not deferred.
+  Tensor product(Lane& lane, const Tensor& x) const;
+  struct InputGradient {
+    Tensor dx, dy;  // dy for defer()
+  };
+  InputGradient input_gradient(Lane& lane, const Tensor& dy) const;
+  void defer(Microbatch& mb, Tensor dy, Tensor x) const;
+
   struct Pending {
     Tensor dy, x;  // dy as it came, or gathered
   };

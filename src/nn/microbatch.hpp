@@ -44,6 +44,7 @@ class SavedStack {
     return value;
   }
   bool empty() const { return entries_.empty(); }
+  bool keeps() const { return keep_; }
   void clear() { entries_.clear(); }
 
  private:

@@ -31,4 +31,25 @@ Tensor Mlp::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
   return input_gradient(lane, *fc1_, dfc1, mb);
 }
 
+Tensor ActivationAgainMlp::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
+  Tensor h = fc1_->forward(lane, x, mb);
+  const Tensor a = gated_ ? ops::gated_activation(lane, kind_, h) : ops::activation(lane, kind_, h);
+  mb.saved.push(Saved{std::move(h)});
+  return fc2_->product(lane, a);
+}
+
+Tensor ActivationAgainMlp::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
+  RowParallelLinear::InputGradient fc2 = fc2_->input_gradient(lane, dy);
+  ops::ActivationAgain again;
+  {
+    const auto [h] = mb.saved.pop<Saved>();
+    again = gated_ ? ops::gated_activation_again(lane, kind_, fc2.dx, h)
+                   : ops::activation_again(lane, kind_, fc2.dx, h);
+    fc2.dx = Tensor();
+  }
+  fc2_->defer(mb, std::move(fc2.dy), std::move(again.y));
+  mb.later.reached(lane, DrainPoint::kLinear);
+  return input_gradient(lane, *fc1_, again.dx, mb);
+}
+
 }  // namespace weft::nn

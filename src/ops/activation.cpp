@@ -66,4 +66,23 @@ Tensor gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, 
   return dx;
 }
 
+ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x) {
+  check_floating(x, "activation_again", "x");
+  check_like(dy, x, "activation_again", "dy");
+  const ActivationAgain again{lane.alloc(x.dtype(), x.shape(), "activation gradient"),
+                              lane.alloc(x.dtype(), x.shape(), "activation result")};
+  WEFT_OPS_DISPATCH(lane, activation_again, kind, dy, x, again);
+  return again;
+}
+
+ActivationAgain gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x) {
+  check_floating(x, "gated_activation_again", "x");
+  WEFT_CHECK(dy.dtype() == x.dtype() && dy.shape() == halved(x, "gated_activation_again"),
+             "gated_activation_again: dy is {} for x {}", describe(dy), describe(x));
+  const ActivationAgain again{lane.alloc(x.dtype(), x.shape(), "gated_activation gradient"),
+                              lane.alloc(x.dtype(), dy.shape(), "gated_activation result")};
+  WEFT_OPS_DISPATCH(lane, gated_activation_again, kind, dy, x, again);
+  return again;
+}
+
 }  // namespace weft::ops

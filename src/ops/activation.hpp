@@ -25,4 +25,12 @@ Tensor gated_activation(Lane& lane, Activation kind, const Tensor& x);
 // dx [..., 2f]
 Tensor gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x);
 
+// Backward of either together with the forward pass again, for who has not kept y: the same numbers, and x is
+// read once.
+struct ActivationAgain {
+  Tensor dx, y;
+};
+ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x);
+ActivationAgain gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x);
+
 }  // namespace weft::ops

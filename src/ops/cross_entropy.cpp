@@ -8,9 +8,9 @@ namespace weft::ops {
 namespace {
 
 void check_labels(const Tensor& labels, std::int64_t rows, const char* op) {
-  WEFT_CHECK(labels.defined() && labels.dtype() == DType::kI32 && labels.rank() == 2 && labels.contiguous() &&
-                 labels.elems() == rows,
-             "{}: labels are {} for {} rows", op, describe(labels), rows);
+  WEFT_CHECK(
+      labels.defined() && labels.dtype() == DType::kI32 && labels.rank() == 2 && labels.elems() == rows,
+      "{}: labels are {} for {} rows", op, describe(labels), rows);
 }
 
 void check_options(const CrossEntropyOptions& options, const char* op) {

@@ -132,10 +132,11 @@ BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& optio
     log_info("{} in {}; {}", name_of(engine.device), name_of(engine.dtype), to_string(plans));
   BenchStepResult result{.reports = launch.first()};
   launch.run({}, [&](Communicator& world) {
-    const Groups groups(world, engine.layout);
-    const MemoryPlan& plan = plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
+    const Mesh mesh(engine.layout.mesh, world.rank());
+    const MemoryPlan& plan = plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))];
     Workers workers(threads);
     RankDevice device(engine.device, launch.local_rank(world.rank()), plan.arena, workers);
+    const Groups groups(device.world(world, config.parallel.distributed_timeout_seconds), engine.layout);
     RankBench bench(config, data, options, device.lane(), groups);
     BenchStepResult mine{.reports = launch.first()};
     bench.run(mine, start);

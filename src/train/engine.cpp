@@ -50,6 +50,11 @@ RecomputeSpec recompute_of(const ParallelConfig& p) {
 // Chunks of --tp-comm-overlap: enough to hide three quarters, few enough for products to stay efficient.
 constexpr int kTensorParallelChunks = 4;
 
+ModelSpec training_spec(const EngineOptions& options) {
+  if (!options.training) return evaluation_spec(options.model);
+  return options.fused ? fused_spec(options.model) : local_spec(options.model);
+}
+
 LossScaler scaler_for(const EngineOptions& options) {
   const OptimizerConfig& o = options.optimizer;
   if (options.dtype != DType::kF16 || !options.training) return LossScaler::constant(1);
@@ -70,6 +75,7 @@ int threads_per_rank(std::int64_t asked, std::int64_t ranks) {
 EngineOptions EngineOptions::from(const TrainConfig& c) {
   return {.model = c.model,
           .device = c.parallel.device == ParallelConfig::Device::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu,
+          .fused = c.parallel.device == ParallelConfig::Device::kCuda,
           .dtype = dtype_of_precision(c.training.precision()),
           .micro_batch = c.training.micro_batch_size,
           .sequence_length = c.data.seq_length,
@@ -119,7 +125,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     : lane_(lane),
       groups_(groups),
       options_(options),
-      spec_(options.training ? local_spec(options.model) : evaluation_spec(options.model)),
+      spec_(training_spec(options)),
       scaler_(scaler_for(options)) {
   ModelSpec evaluation = evaluation_spec(options.model);
   for (ModelSpec* spec : {&spec_, &evaluation}) {

@@ -52,6 +52,7 @@ struct StepResult {
 struct EngineOptions {
   ModelConfig model;
   DeviceKind device = DeviceKind::kCpu;
+  bool fused = false;  // the spec family of training: fused or local
   DType dtype = DType::kF32;
   std::int64_t micro_batch = 1, sequence_length = 0;
   OptimizerConfig optimizer;

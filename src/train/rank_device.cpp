@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "comm/nccl/nccl_communicator.hpp"
 #include "core/gpu.hpp"
 
 namespace weft {
@@ -38,6 +39,13 @@ RankDevice::RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Worke
     : arena_(reserve(kind, local_rank, bytes)),
       opened_(ops::open_device(arena_->device(), {.plan_cache = plan_cache()})),
       lane_{*arena_, workers, opened_.compute, opened_.tools.get()} {}
+
+Communicator& RankDevice::world(Communicator& world, double timeout_seconds) {
+  if (arena_->device().kind != DeviceKind::kCuda || world.size() == 1) return world;
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_seconds * 1000));
+  world_ = nccl_communicator(world, lane_, {.timeout = timeout});
+  return *world_;
+}
 
 DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_machine) {
   using Choice = ParallelConfig::Device;

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "comm/communicator.hpp"
 #include "core/lane.hpp"
 #include "ops/device_tools.hpp"
 #include "train/config.hpp"
@@ -15,12 +16,16 @@ class RankDevice {
   RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Workers& workers);
 
   Lane& lane() { return lane_; }
+  // The group in which ranks of this device reduce: `world` itself on the CPU, one of NCCL's over it on GPUs.
+  // Collective; `world` outlives it, and this.
+  Communicator& world(Communicator& world, double timeout_seconds);
   const Arena& arena() const { return *arena_; }
 
  private:
   std::unique_ptr<Arena> arena_;  // freed after the tools, whose work may still use it
   ops::OpenedDevice opened_;
   Lane lane_;
+  std::unique_ptr<Communicator> world_;
 };
 
 // The device that --device means here. ConfigError: cuda is asked for, and this build or machine has none,

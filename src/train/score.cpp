@@ -60,12 +60,13 @@ void store_logits(Lane& lane, Score& score, const Tensor& logits, const std::vec
 }
 
 void score_rank(Score& score, Communicator& world) {
-  const Groups groups(world, score.engine.layout);
-  const auto stage = static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp));
+  const Layout& layout = score.engine.layout;
+  const auto stage = static_cast<std::size_t>(Mesh(layout.mesh, world.rank()).coordinate(Axis::kPp));
   Workers workers(threads_per_rank(0, score.ranks_on_machine));
   RankDevice device(score.engine.device, score.launch.local_rank(world.rank()), score.plans[stage].arena,
                     workers);
   Lane& lane = device.lane();
+  const Groups groups(device.world(world, score.options.parallel.distributed_timeout_seconds), layout);
   Engine engine(lane, groups, score.engine);
   load_weights(score.options.load, lane, engine);
 

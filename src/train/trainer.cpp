@@ -340,11 +340,13 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
   if (run.launch.processes()) check_same_options(config, world);
   const std::size_t before = process_memory("VmRSS");
-  const Groups groups(world, layout_of(config));
-  const MemoryPlan& plan = run.plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))];
+  const Layout layout = layout_of(config);
+  const MemoryPlan& plan =
+      run.plans[static_cast<std::size_t>(Mesh(layout.mesh, world.rank()).coordinate(Axis::kPp))];
   Workers workers(threads_per_rank(config.training.cpu_threads, run.launch.ranks_on_machine()));
   RankDevice device(EngineOptions::from(config).device, run.launch.local_rank(world.rank()), plan.arena,
                     workers);
+  const Groups groups(device.world(world, config.parallel.distributed_timeout_seconds), layout);
   RankRun rank(run, device.lane(), groups);
   TrainSummary summary = rank.train();
   summary.planned_bytes = device.arena().capacity();

@@ -7,7 +7,7 @@
 #include "nn/attention/self_attention.hpp"
 #include "nn/bias_dropout_add.hpp"
 #include "nn/embedding.hpp"
-#include "nn/head.hpp"
+#include "nn/fused_head.hpp"
 #include "nn/linear.hpp"
 #include "nn/mlp.hpp"
 #include "nn/norm.hpp"
@@ -211,6 +211,21 @@ TEST_F(ModuleTest, FeedForward) {
   }
 }
 
+TEST_F(ModuleTest, FeedForwardThatMakesItsActivationAgain) {
+  for (const bool gated : {false, true}) {
+    params_ = ParamSet();
+    const ops::Activation kind = gated ? ops::Activation::kSilu : ops::Activation::kGeluTanh;
+    const std::int64_t width = gated ? 16 : 8;
+    const nn::ActivationAgainMlp mlp(
+        std::make_unique<nn::ColumnParallelLinear>(border_, param("fc1", {width, 6}), &param("b", {width})),
+        kind, gated, std::make_unique<nn::RowParallelLinear>(border_, param("fc2", {6, 8})));
+    check(
+        random_tensor(lane(), {5, 2, 6}, kF64, 1),
+        [&](const Tensor& x, Microbatch& mb) { return mlp.forward(lane(), x, mb); },
+        [&](const Tensor& dy, Microbatch& mb) { return mlp.backward(lane(), dy, mb); });
+  }
+}
+
 TEST_F(ModuleTest, SelfAttention) {
   for (const double dropout : {0.0, 0.25}) {
     for (const bool rotary : {false, true}) {
@@ -261,25 +276,35 @@ TEST_F(ModuleTest, Embedding) {
 
 TEST_F(ModuleTest, HeadAndLoss) {
   batch_ = random_batch(lane(), 2, 5, 11, 3, 4);
-  const nn::LanguageModelHead head(border_, param("w", {13, 6}),
-                                   {.vocabulary = 11, .label_smoothing = 0.1, .z_loss = 1e-2});
-  for (const auto& p : params_.all()) p->begin_step(1);
+  const nn::LanguageModelHead whole(border_, param("w", {13, 6}),
+                                    {.vocabulary = 11, .label_smoothing = 0.1, .z_loss = 1e-2});
+  // Pieces of 1, 2 (the last is shorter) and all 5 positions of the two samples.
+  const nn::FusedHead one(whole, 1), two(whole, 5), all(whole, 1000);
   const Tensor x = random_tensor(lane(), {5, 2, 6}, kF64, 1);
-  Microbatch mb = microbatch();
-  mb.loss_scale = 3;
-  head.forward(lane(), x, mb);
-  const Tensor dx = head.backward(lane(), mb).wait(lane());
-  mb.later.drain(lane());
-  check_derivatives(
-      [&] {
-        Microbatch again = microbatch();
-        again.saved = SavedStack(false);
-        head.forward(lane(), x, again);
-        double sum = 0;
-        for (const double loss : testing::to_doubles(again.losses)) sum += 3 * loss;
-        return sum;
-      },
-      {{"x", x, dx}, {"w", params_.all()[0]->weight(), params_.all()[0]->main_grad()}});
+  for (const nn::OutputHead* head : std::initializer_list<const nn::OutputHead*>{&whole, &one, &two, &all}) {
+    for (const auto& p : params_.all()) p->begin_step(1);
+    Microbatch mb = microbatch();
+    mb.loss_scale = 3;
+    head->forward(lane(), x, mb);
+    const std::vector<double> losses = testing::to_doubles(mb.losses);
+    const Tensor dx = head->backward(lane(), mb).wait(lane());
+    mb.later.drain(lane());
+    EXPECT_TRUE(mb.saved.empty());
+    check_derivatives(
+        [&] {
+          Microbatch again = microbatch();
+          again.saved = SavedStack(false);
+          head->forward(lane(), x, again);  // adds to no gradient
+          double sum = 0;
+          for (const double loss : testing::to_doubles(again.losses)) sum += 3 * loss;
+          return sum;
+        },
+        {{"x", x, dx}, {"w", params_.all()[0]->weight(), params_.all()[0]->main_grad()}});
+    Microbatch again = microbatch();
+    again.saved = SavedStack(false);
+    head->forward(lane(), x, again);
+    EXPECT_EQ(testing::to_doubles(again.losses), losses);
+  }
 }
 
 TEST_F(ModuleTest, SavedActivationsAreTyped) {

@@ -10,9 +10,9 @@ namespace {
 using Schedule = ParallelConfig::Schedule;
 using Kind = RecomputeSpec::Kind;
 
-LayoutCase base_of(const char* model, DType dtype, bool sequence_parallel, bool distributed) {
+LayoutCase base_of(const char* model, DType dtype, bool sequence_parallel, bool distributed, int tp = 2) {
   return {.model = model,
-          .tp = 2,
+          .tp = tp,
           .pp = 2,
           .dp = 2,
           .sequence_parallel = sequence_parallel,
@@ -43,6 +43,13 @@ std::vector<LayoutCase> variants_of(const LayoutCase& base) {
     c.recompute = {.kind = Kind::kSelective, .core_attention = true, .norms = true};
     c.schedule = Schedule::kZbH1;
   });
+  add([](LayoutCase& c) { c.fused = true; });
+  add([](LayoutCase& c) {
+    c.fused = true;
+    c.schedule = Schedule::kZbH1;
+    c.recompute = {.kind = Kind::kUniform, .layers = 1};
+  });
+  if (base.tp == 1) return all;
   add([](LayoutCase& c) { c.tensor_parallel_chunks = 3; });
   add([](LayoutCase& c) {
     c.tensor_parallel_chunks = 2;
@@ -80,14 +87,15 @@ std::string test_name(const ::testing::TestParamInfo<LayoutCase>& row) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, LayoutBits,
-                         ::testing::Values(base_of("gpt2", DType::kF32, true, false),
-                                           base_of("gpt2", DType::kBF16, true, false),
-                                           base_of("llama", DType::kF32, true, true),
-                                           base_of("llama", DType::kBF16, true, true),
-                                           base_of("llama", DType::kBF16, false, false),
-                                           base_of("gpt2", DType::kF32, false, true)),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(
+    Of, LayoutBits,
+    ::testing::Values(base_of("gpt2", DType::kF32, true, false), base_of("gpt2", DType::kBF16, true, false),
+                      base_of("llama", DType::kF32, true, true), base_of("llama", DType::kBF16, true, true),
+                      base_of("llama", DType::kBF16, false, false), base_of("gpt2", DType::kF32, false, true),
+                      // The vocabulary is whole: the fused head takes its loss at once.
+                      base_of("gpt2", DType::kBF16, false, true, 1),
+                      base_of("llama", DType::kF32, false, false, 1)),
+    test_name);
 
 }  // namespace
 }  // namespace weft::testing

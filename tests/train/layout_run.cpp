@@ -163,6 +163,7 @@ std::string LayoutCase::name() const {
       recompute.layers, recompute.core_attention ? " attention" : "", recompute.mlp ? " mlp" : "",
       recompute.norms ? " norms" : "");
   for (const std::string& pattern : freeze) text += " -" + pattern;
+  add(fused, " fused");
   add(unused_positions > 0, " unused{}", unused_positions);
   return text;
 }
@@ -220,6 +221,7 @@ EngineOptions options_of(const LayoutCase& layout) {
   options.bucket_elems = layout.bucket > 0 ? layout.bucket : 2000;
   options.tensor_parallel_chunks = layout.tensor_parallel_chunks;
   options.recompute = layout.recompute;
+  options.fused = layout.fused;
   options.freeze = layout.freeze;
   options.label_smoothing = 0.1;
   options.z_loss = 1e-2;

@@ -37,6 +37,7 @@ struct LayoutCase {
   std::string stages;  // a pipeline layout string
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
+  bool fused = false;  // the spec family
   std::vector<std::string> freeze;
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
 

@@ -78,6 +78,7 @@ class LocalCommunicator : public Communicator {
   int size() const override { return group_->size(); }
   const std::string& name() const override { return group_->name(); }
   std::uint64_t bytes_sent() const override { return bytes_; }
+  bool aborted() const override { return group_->world().aborted(); }
 
   Async<Tensor> all_reduce(Lane&, const Tensor& x, ReduceOp op) override {
     Call call = make(Kind::kAllReduce, x, calls::all_reduce(who(), x));

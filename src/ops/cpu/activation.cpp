@@ -140,4 +140,17 @@ void gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, co
   });
 }
 
+// Here x comes from the cache the second time.
+void activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                      const ActivationAgain& again) {
+  activation_backward(lane, kind, dy, x, again.dx);
+  activation(lane, kind, x, again.y);
+}
+
+void gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                            const ActivationAgain& again) {
+  gated_activation_backward(lane, kind, dy, x, again.dx);
+  gated_activation(lane, kind, x, again.y);
+}
+
 }  // namespace weft::ops::cpu

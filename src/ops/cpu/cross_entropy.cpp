@@ -19,7 +19,7 @@ Index real_columns(const Tensor& logits, const CrossEntropyOptions& options) {
 // labels [b, s] of row r of [s, b].
 struct RowLabels {
   explicit RowLabels(const Tensor& labels)
-      : data(labels.data<std::int32_t>()), batch(labels.dim(0)), length(labels.dim(1)) {}
+      : data(labels.data<std::int32_t>()), batch(labels.dim(0)), length(labels.ld()) {}
   Index operator[](Index r) const { return data[r % batch * length + r / batch]; }
   const std::int32_t* data;
   Index batch, length;

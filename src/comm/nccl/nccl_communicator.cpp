@@ -1,0 +1,441 @@
+#include "comm/nccl/nccl_communicator.hpp"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "comm/calls.hpp"
+#include "core/cuda/check.hpp"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using cuda::check;
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kBF16:
+      return ncclBfloat16;
+    case DType::kF16:
+      return ncclFloat16;
+    case DType::kI64:
+      return ncclInt64;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kI8:
+      return ncclInt8;
+    case DType::kU8:
+      return ncclUint8;
+    default:
+      fail("NCCL has no type for {}", name_of(dtype));
+  }
+}
+
+cudaStream_t stream_of(const Lane& lane) {
+  return static_cast<cudaStream_t>(lane.compute.handle);
+}
+
+// Events without timing, used again: a step makes none.
+class Events {
+ public:
+  ~Events() {
+    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      const cudaEvent_t event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "make an event");
+    return event;
+  }
+  void give(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+};
+
+// What the groups of one rank share: events, and the watchdog that ends operations which will never end
+// themselves.
+class RankState {
+ public:
+  RankState(Communicator& host, int device, const NcclOptions& options)
+      : host_(host), device_(device), timeout_(options.timeout), watch_([this] { watch(); }) {}
+  ~RankState() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    wake_.notify_all();
+    watch_.join();
+  }
+  RankState(const RankState&) = delete;
+  RankState& operator=(const RankState&) = delete;
+
+  Events& events() { return events_; }
+
+  void add(ncclComm_t comm) {
+    const std::lock_guard lock(mutex_);
+    comms_.push_back(comm);
+  }
+  // Ends a group in the ordinary way, or at once after a failure.
+  void remove(ncclComm_t comm) {
+    const std::lock_guard lock(mutex_);
+    const auto at = std::find(comms_.begin(), comms_.end(), comm);
+    if (at == comms_.end()) return;  // aborted
+    comms_.erase(at);
+    ncclCommDestroy(comm);
+  }
+
+  // An operation has been enqueued; `ended` will be recorded when it is done. `what` names it.
+  void started(cudaEvent_t ended, std::string what) {
+    const std::lock_guard lock(mutex_);
+    running_.push_back({ended, std::move(what), Clock::now()});
+  }
+  void finished(cudaEvent_t ended) {
+    const std::lock_guard lock(mutex_);
+    const auto at =
+        std::find_if(running_.begin(), running_.end(), [&](const Running& r) { return r.ended == ended; });
+    if (at != running_.end()) waited_.push_back(std::move(*at)), running_.erase(at);
+  }
+
+  // Throws what the watchdog has found.
+  void check_alive() {
+    if (!failed_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) throw Aborted("another rank of this run has failed");
+    throw Error(failure_);
+  }
+
+ private:
+  struct Running {
+    cudaEvent_t ended;
+    std::string what;
+    Clock::time_point start;
+  };
+
+  void watch() {
+    cudaSetDevice(device_);
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return done_; })) {
+      look();
+      if (failed_) return;
+    }
+  }
+  void look() {
+    if (host_.aborted()) return end("");
+    for (const ncclComm_t comm : comms_) {
+      ncclResult_t state = ncclSuccess;
+      if (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state != ncclSuccess &&
+          state != ncclInProgress)
+        return end(fmt::format("NCCL reports: {}", ncclGetLastError(comm)));
+    }
+    // Operations end in the order of their streams; those waited for may still be under way on the device.
+    for (std::deque<Running>* list : {&waited_, &running_}) {
+      for (auto r = list->begin(); r != list->end();) {
+        const bool over = cudaEventQuery(r->ended) == cudaSuccess;
+        if (over && list == &waited_) {
+          events_.give(r->ended);
+          r = list->erase(r);
+          continue;
+        }
+        if (!over && Clock::now() - r->start > timeout_) {
+          return end(fmt::format("{} has not ended within {} s: a rank is missing, or issues other calls",
+                                 r->what,
+                                 std::chrono::duration_cast<std::chrono::seconds>(timeout_).count()));
+        }
+        ++r;
+      }
+    }
+  }
+  // The device goes on without the results; whoever waits next throws.
+  void end(std::string failure) {
+    failure_ = std::move(failure);
+    failed_.store(true, std::memory_order_release);
+    for (const ncclComm_t comm : comms_) ncclCommAbort(comm);
+    comms_.clear();
+  }
+
+  Communicator& host_;
+  int device_;
+  std::chrono::milliseconds timeout_;
+  Events events_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;
+  std::atomic<bool> failed_{false};
+  std::string failure_;
+  std::vector<ncclComm_t> comms_;
+  std::deque<Running> running_, waited_;
+  std::thread watch_;  // last: it uses what stands above
+};
+
+class NcclOperation final : public Operation {
+ public:
+  NcclOperation(std::shared_ptr<RankState> state, cudaEvent_t ended, std::vector<Tensor> held,
+                std::string what)
+      : state_(std::move(state)), ended_(ended), held_(std::move(held)), what_(std::move(what)) {}
+
+  void wait(Lane& lane) override {
+    state_->check_alive();
+    check(cudaStreamWaitEvent(stream_of(lane), ended_, 0), "wait for a collective");
+    state_->finished(ended_);
+  }
+  void cancel() noexcept override { state_->finished(ended_); }
+  void dropped() noexcept override {
+    std::fputs(fmt::format("weft: {} was started, but its result was never waited for\n", what_).c_str(),
+               stderr);
+    std::_Exit(1);
+  }
+
+ private:
+  std::shared_ptr<RankState> state_;
+  cudaEvent_t ended_;
+  std::vector<Tensor> held_;  // the compute stream goes on after `ended_`, so they may be freed after wait()
+  std::string what_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> own, std::shared_ptr<RankState> state,
+                   int device)
+      : host_(host), own_(std::move(own)), state_(std::move(state)), device_(device) {
+    Workers none(1);
+    const std::unique_ptr<Arena> arena = Arena::host(1);
+    Lane lane{*arena, none, {}};
+    ncclUniqueId id{};
+    if (rank() == 0) must(ncclGetUniqueId(&id), "make an id");
+    host_
+        .broadcast(
+            lane, Tensor::borrow(id.internal, DType::kI8, {static_cast<std::int64_t>(sizeof id.internal)}), 0)
+        .wait(lane);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (shared != nullptr && *shared == '1')
+      config.minCTAs = config.maxCTAs = 1;  // the ranks of a GPU must all fit
+    must(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "join");
+    int low = 0, high = 0;
+    check(cudaDeviceGetStreamPriorityRange(&low, &high), "ask for priorities");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high), "make a stream");
+    state_->add(comm_);
+  }
+  ~NcclCommunicator() override {
+    cudaSetDevice(device_);
+    state_->remove(comm_);
+    cudaStreamDestroy(stream_);
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  const std::string& name() const override { return host_.name(); }
+  std::uint64_t bytes_sent() const override { return bytes_ + host_.bytes_sent(); }
+  bool aborted() const override { return host_.aborted(); }
+  void barrier(Lane&) override {
+    state_->check_alive();
+    OnHost host;
+    host_.barrier(host.lane);
+  }
+
+  Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op) override {
+    if (on_host(x)) return host_.all_reduce(lane, x, op);
+    bytes_ += calls::all_reduce(who(), x);
+    return start(lane, "all_reduce", x, {x}, [&] {
+      for_blocks(x, [&](std::byte* at, std::size_t count) {
+        must(ncclAllReduce(at, at, count, type_of(x.dtype()), op == ReduceOp::kMax ? ncclMax : ncclSum, comm_,
+                           stream_),
+             "all_reduce");
+      });
+    });
+  }
+  Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) override {
+    if (on_host(shard)) return host_.all_gather_into(lane, shard, full);
+    bytes_ += calls::all_gather(who(), shard, full);
+    return start(lane, "all_gather", full, {shard, full}, [&] {
+      if (shard.contiguous() && full.contiguous()) {
+        must(ncclAllGather(shard.raw(), full.raw(), elems(shard), type_of(shard.dtype()), comm_, stream_),
+             "all_gather");
+        return;
+      }
+      for (int r = 0; r < size(); ++r) {  // part by part, as their rows lie apart
+        for_pairs(shard, part_of(full, r), [&](std::byte* mine, std::byte* theirs, std::size_t count) {
+          must(ncclBroadcast(mine, theirs, count, type_of(shard.dtype()), r, comm_, stream_), "all_gather");
+        });
+      }
+    });
+  }
+  Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) override {
+    if (on_host(shard)) return host_.reduce_scatter_into(lane, full, shard);
+    bytes_ += calls::reduce_scatter(who(), full, shard);
+    return start(lane, "reduce_scatter", shard, {full, shard}, [&] {
+      if (shard.contiguous() && full.contiguous()) {
+        must(ncclReduceScatter(full.raw(), shard.raw(), elems(shard), type_of(shard.dtype()), ncclSum, comm_,
+                               stream_),
+             "reduce_scatter");
+        return;
+      }
+      for (int r = 0; r < size(); ++r) {
+        for_pairs(part_of(full, r), shard, [&](std::byte* from, std::byte* to, std::size_t count) {
+          must(ncclReduce(from, to, count, type_of(shard.dtype()), ncclSum, r, comm_, stream_),
+               "reduce_scatter");
+        });
+      }
+    });
+  }
+  Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
+                                const Tensor& receive,
+                                const std::vector<std::int64_t>& receive_rows) override {
+    if (on_host(send)) return host_.all_to_all_into(lane, send, send_rows, receive, receive_rows);
+    bytes_ += calls::all_to_all(who(), send, send_rows, receive, receive_rows);
+    return start(lane, "all_to_all", receive, {send, receive}, [&] {
+      std::int64_t from = 0, to = 0;
+      for (int r = 0; r < size(); ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        for_blocks(send.slice(from, send_rows[i]), [&](std::byte* at, std::size_t count) {
+          must(ncclSend(at, count, type_of(send.dtype()), r, comm_, stream_), "all_to_all");
+        });
+        for_blocks(receive.slice(to, receive_rows[i]), [&](std::byte* at, std::size_t count) {
+          must(ncclRecv(at, count, type_of(receive.dtype()), r, comm_, stream_), "all_to_all");
+        });
+        from += send_rows[i];
+        to += receive_rows[i];
+      }
+    });
+  }
+  Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override {
+    if (on_host(x)) return host_.broadcast(lane, x, root);
+    bytes_ += calls::broadcast(who(), x, root);
+    return start(lane, "broadcast", x, {x}, [&] {
+      for_blocks(x, [&](std::byte* at, std::size_t count) {
+        must(ncclBroadcast(at, at, count, type_of(x.dtype()), root, comm_, stream_), "broadcast");
+      });
+    });
+  }
+  Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
+                                          const std::vector<Message>& receives) override {
+    bytes_ += calls::send_receive(who(), sends, receives);
+    std::vector<Tensor> held, received;
+    for (const Message& m : sends) held.push_back(m.tensor);
+    for (const Message& m : receives) {
+      held.push_back(m.tensor);
+      received.push_back(m.tensor);
+    }
+    return start(lane, "send_receive", received, std::move(held), [&] {
+      for (const Message& m : sends) {
+        for_blocks(m.tensor, [&](std::byte* at, std::size_t count) {
+          must(ncclSend(at, count, type_of(m.tensor.dtype()), m.peer, comm_, stream_), "send");
+        });
+      }
+      for (const Message& m : receives) {
+        for_blocks(m.tensor, [&](std::byte* at, std::size_t count) {
+          must(ncclRecv(at, count, type_of(m.tensor.dtype()), m.peer, comm_, stream_), "receive");
+        });
+      }
+    });
+  }
+  std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
+    state_->check_alive();
+    std::unique_ptr<Communicator> group = host_.split(color, key, name);
+    if (group == nullptr || group->size() == 1) return group;
+    Communicator& host = *group;
+    return std::make_unique<NcclCommunicator>(host, std::move(group), state_, device_);
+  }
+
+ private:
+  struct OnHost {
+    Workers none{1};
+    std::unique_ptr<Arena> arena = Arena::host(1);
+    Lane lane{*arena, none, {}};
+  };
+
+  static bool on_host(const Tensor& x) { return x.defined() && x.device().kind == DeviceKind::kCpu; }
+  static std::size_t elems(const Tensor& x) { return static_cast<std::size_t>(x.elems()); }
+  calls::Who who() const { return {name(), rank(), size(), DeviceKind::kCuda}; }
+  Tensor part_of(const Tensor& full, int r) const {
+    const std::int64_t rows = full.dim(0) / size();
+    return full.slice(r * rows, rows);
+  }
+  void must(ncclResult_t status, const char* what) const {
+    if (status == ncclSuccess) return;
+    state_->check_alive();
+    fail("group '{}', rank {} of {}: NCCL cannot {}: {} ({})", name(), rank(), size(), what,
+         ncclGetErrorString(status), ncclGetLastError(comm_));
+  }
+
+  // Calls body(first byte, elements) on the contiguous blocks of a tensor.
+  template <class Body>
+  static void for_blocks(const Tensor& x, const Body& body) {
+    if (x.elems() == 0) return;
+    if (x.contiguous()) return body(x.raw(), elems(x));
+    const auto stride = static_cast<std::int64_t>(bytes_of(x.dtype())) * x.ld();
+    for (std::int64_t r = 0; r < x.rows(); ++r)
+      body(x.raw() + r * stride, static_cast<std::size_t>(x.columns()));
+  }
+  // The same on blocks of two tensors of one shape.
+  template <class Body>
+  static void for_pairs(const Tensor& a, const Tensor& b, const Body& body) {
+    if (a.elems() == 0) return;
+    if (a.contiguous() && b.contiguous()) return body(a.raw(), b.raw(), elems(a));
+    const auto size = static_cast<std::int64_t>(bytes_of(a.dtype()));
+    for (std::int64_t r = 0; r < a.rows(); ++r) {
+      body(a.raw() + r * size * a.ld(), b.raw() + r * size * b.ld(), static_cast<std::size_t>(a.columns()));
+    }
+  }
+
+  template <class T, class Enqueue>
+  Async<T> start(Lane& lane, const char* call, const T& result, std::vector<Tensor> held,
+                 const Enqueue& enqueue) {
+    state_->check_alive();
+    const cudaEvent_t begun = state_->events().take(), ended = state_->events().take();
+    check(cudaEventRecord(begun, stream_of(lane)), "record an event");
+    check(cudaStreamWaitEvent(stream_, begun, 0), "order a collective");
+    state_->events().give(begun);
+    must(ncclGroupStart(), call);
+    enqueue();
+    must(ncclGroupEnd(), call);
+    check(cudaEventRecord(ended, stream_), "record an event");
+    std::string what =
+        fmt::format("group '{}', rank {} of {}: {} {}", name(), rank(), size(), call, sequence_++);
+    state_->started(ended, what);
+    return Async<T>(result, std::make_unique<NcclOperation>(state_, ended, std::move(held), std::move(what)));
+  }
+
+  Communicator& host_;
+  std::unique_ptr<Communicator> own_;  // host_, where this group was split off
+  std::shared_ptr<RankState> state_;
+  int device_;
+  ncclComm_t comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  std::uint64_t bytes_ = 0, sequence_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Lane& lane, const NcclOptions& options) {
+  if (host.size() == 1) return host.split(0, 0, host.name());
+  const int device = lane.device().index;
+  check(cudaSetDevice(device), "use a GPU");
+  return std::make_unique<NcclCommunicator>(host, nullptr, std::make_shared<RankState>(host, device, options),
+                                            device);
+}
+
+}  // namespace weft
