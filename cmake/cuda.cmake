@@ -25,12 +25,14 @@ if(NOT CMAKE_CUDA_COMPILER)
   endif()
   message(FATAL_ERROR "WEFT_CUDA=ON, but no nvcc was found; put it on PATH or give -DCMAKE_CUDA_COMPILER=...")
 endif()
-# As a flag: CMake 3.25 does not know that this compiler takes C++20.
-string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
 if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
 enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that this compiler takes C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
 find_package(CUDAToolkit REQUIRED)
 
 # cuDNN from the system or from .gpu; its C++ frontend is headers alone.
@@ -53,6 +55,8 @@ target_include_directories(weft_cuda_libraries SYSTEM INTERFACE
   ${CUDNN_INCLUDE} ${CUDNN_FRONTEND_INCLUDE} ${NCCL_INCLUDE})
 target_link_libraries(weft_cuda_libraries INTERFACE CUDA::cudart_static CUDA::cublasLt ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
 target_compile_definitions(weft_flags INTERFACE WEFT_HAS_CUDA)
+# fmt believes that nvcc has no constexpr, and nvcc then cannot check format strings.
+target_compile_definitions(weft_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 # constexpr functions of the host run on the device; --extended-lambda for kernels that take a function.
 target_compile_options(weft_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --extended-lambda -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)

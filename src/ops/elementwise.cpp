@@ -74,7 +74,8 @@ void sum_of_squares(Lane& lane, const Tensor& x, const Tensor& out) {
 std::int64_t find_nonfinite(Lane& lane, const Tensor& x) {
   check_floating(x, "find_nonfinite", "x");
   std::int64_t index = -1;
-  WEFT_OPS_DISPATCH(lane, find_nonfinite, x, index);
+  const Tensor found = lane.alloc(DType::kI64, {1}, "index");
+  WEFT_OPS_DISPATCH(lane, find_nonfinite, x, found, index);
   return index;
 }
 

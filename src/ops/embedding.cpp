@@ -35,7 +35,9 @@ void embedding_backward(Lane& lane, const Tensor& dy, const Tensor& ids, const T
                  dtable.defined() && dtable.rank() == 2 && dtable.dtype() == accumulator_of(dy.dtype()) &&
                  dy.shape() == Shape({ids.dim(1), ids.dim(0), dtable.dim(1)}),
              "embedding_backward: dy {}, ids {}, dtable {}", describe(dy), describe(ids), describe(dtable));
-  WEFT_OPS_DISPATCH(lane, embedding_backward, dy, ids, dtable, first_row, beta);
+  const Tensor scratch = lane.alloc(
+      DType::kU8, {WEFT_OPS_SIZE(lane, embedding_backward_scratch, dy, dtable)}, "embedding_backward scratch");
+  WEFT_OPS_DISPATCH(lane, embedding_backward, dy, ids, dtable, first_row, beta, scratch);
 }
 
 void add_positions(Lane& lane, const Tensor& x, const Tensor& table, std::int64_t first_position) {

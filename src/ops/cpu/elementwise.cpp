@@ -175,7 +175,7 @@ void sums_of_squares(Lane& lane, const FlatPieces& pieces, const Tensor& x, cons
   }
 }
 
-void find_nonfinite(Lane& lane, const Tensor& x, std::int64_t& index) {
+void find_nonfinite(Lane& lane, const Tensor& x, const Tensor&, std::int64_t& index) {
   constexpr Index kNone = std::numeric_limits<Index>::max();
   std::atomic<Index> first{kNone};
   visit_floating(x.dtype(), [&]<class T>(T) {

@@ -42,8 +42,12 @@ void embedding(Lane& lane, const Tensor& ids, const Tensor& table, std::int64_t 
   });
 }
 
+std::int64_t embedding_backward_scratch(const Lane&, const Tensor&, const Tensor&) {
+  return 0;
+}
+
 void embedding_backward(Lane& lane, const Tensor& dy, const Tensor& ids, const Tensor& dtable,
-                        std::int64_t first_row, float beta) {
+                        std::int64_t first_row, float beta, const Tensor&) {
   visit_floating(dy.dtype(), [&]<class T>(T) {
     using A = accumulator_t<T>;
     const Index batch = dy.dim(1), length = dy.dim(0), rows = dtable.dim(0);
