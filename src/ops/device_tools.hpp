@@ -16,6 +16,9 @@ struct OpenedDevice {
 struct DeviceOptions {
   // Where tuned plans of matrix products are kept between runs; empty: nowhere.
   std::string plan_cache;
+  // Matrix products: the first of each shape tries several algorithms and keeps the fastest. Off: the
+  // library's own choice, whatever was tuned before (plan_cache is neither read nor written).
+  bool tune = true;
 };
 // A stream and library handles on a GPU; nothing for the CPU and for meta memory.
 OpenedDevice open_device(Device device, const DeviceOptions& options = {});

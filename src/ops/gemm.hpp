@@ -1,9 +1,10 @@
 // Matrix products of linear layers. Activations [..., n] are matrices of x.rows() rows; weights are [out,
 // in].
 //
-// dtypes: f32, bf16, f16 (computed in f32), f64 (plain reference loop, for derivative checks). Products are
-// summed in the accumulator type; results are rounded once. Cutting rows of the result never changes a bit of
-// it.
+// dtypes: f32, bf16, f16 (computed in f32), f64 (on the CPU a plain reference loop, for derivative checks).
+// Products are summed in the accumulator type; results are rounded once. Repeating a product gives the same
+// bits; on the CPU cutting rows of the result never changes a bit of it, on a GPU another shape is another
+// algorithm.
 #pragma once
 
 #include "core/lane.hpp"

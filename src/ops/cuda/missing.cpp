@@ -1,5 +1,5 @@
 // Twins that are still to be written.
-#include "ops/cuda/tools.hpp"
+#include "ops/cuda/plain_attention.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/twins.hpp"
 
@@ -10,12 +10,6 @@ namespace {
 }
 }  // namespace
 
-std::int64_t gemm_scratch(const Lane&, const Gemm&) {
-  missing("gemm_scratch");
-}
-void gemm(Lane&, const Gemm&, const Tensor&) {
-  missing("gemm");
-}
 std::int64_t row_chunks(const Lane&, std::int64_t, std::int64_t) {
   missing("row_chunks");
 }
@@ -44,27 +38,17 @@ void cross_entropy_backward(Lane&, const Tensor&, const Tensor&, const Tensor&, 
                             double) {
   missing("cross_entropy_backward");
 }
-std::int64_t attention_scratch(const Lane&, const Tensor&, const Tensor&, const AttentionOptions&) {
-  missing("attention_scratch");
+void plain_attention(Lane&, const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&,
+                     const AttentionResult&) {
+  missing("plain_attention");
 }
-void attention(Lane&, const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&,
-               const AttentionResult&, const Tensor&) {
-  missing("attention");
+std::int64_t plain_attention_backward_scratch(const Tensor&, const Tensor&, const AttentionOptions&) {
+  missing("plain_attention_backward_scratch");
 }
-std::int64_t attention_backward_scratch(const Lane&, const Tensor&, const Tensor&, const AttentionOptions&) {
-  missing("attention_backward_scratch");
-}
-void attention_backward(Lane&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                        const AttentionResult&, const AttentionOptions&, const Tensor&, const Tensor&,
-                        const Tensor&, const Tensor&) {
-  missing("attention_backward");
-}
-
-std::shared_ptr<GemmPlans> make_gemm_plans(int, const std::string&) {
-  return nullptr;
-}
-std::shared_ptr<AttentionPlans> make_attention_plans(int) {
-  return nullptr;
+void plain_attention_backward(Lane&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const AttentionResult&, const AttentionOptions&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&) {
+  missing("plain_attention_backward");
 }
 
 }  // namespace weft::ops::cuda

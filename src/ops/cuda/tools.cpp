@@ -37,13 +37,15 @@ Tools::Tools(int index, const DeviceOptions& options) : device(index) {
   check(cudaSetDevice(index), "use a GPU");
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index), "ask a GPU");
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
-  gemms = make_gemm_plans(index, options.plan_cache);
+  gemms = make_gemm_plans(index, options);
   attentions = make_attention_plans(index);
 }
 
 Tools::~Tools() {
   cudaSetDevice(device);
   cudaStreamSynchronize(stream);
+  attentions.reset();  // its library handle knows the stream
+  gemms.reset();
   cudaStreamDestroy(stream);
 }
 

@@ -37,9 +37,9 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-class GemmPlans;       // gemm.cpp
-class AttentionPlans;  // attention.cpp
-std::shared_ptr<GemmPlans> make_gemm_plans(int device, const std::string& cache);
+class GemmPlans;       // gemm_plans.hpp
+class AttentionPlans;  // cudnn_attention.cpp
+std::shared_ptr<GemmPlans> make_gemm_plans(int device, const DeviceOptions& options);
 std::shared_ptr<AttentionPlans> make_attention_plans(int device);
 
 class Tools final : public DeviceTools {
