@@ -2,12 +2,16 @@
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
+# Fast bf16 products on CPUs. OFF: for a binary that goes to machines without oneDNN (its library is 40 MB).
+option(WEFT_ONEDNN "Use oneDNN for bf16 products on CPUs" ON)
 # By path: Debian's dnnl-config.cmake asks for OpenCL, which nothing here uses.
-find_path(DNNL_INCLUDE dnnl.h REQUIRED)
-find_library(DNNL_LIBRARY dnnl REQUIRED)
-add_library(DNNL::dnnl UNKNOWN IMPORTED)
-set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY}
-                                            INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE})
+add_library(weft_onednn INTERFACE)
+if(WEFT_ONEDNN)
+  find_path(DNNL_INCLUDE dnnl.h REQUIRED)
+  find_library(DNNL_LIBRARY dnnl REQUIRED)
+  target_include_directories(weft_onednn SYSTEM INTERFACE ${DNNL_INCLUDE})
+  target_link_libraries(weft_onednn INTERFACE ${DNNL_LIBRARY})
+endif()
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 # Ranks as processes. Another MPI than the system's first: -DMPI_CXX_COMPILER=mpicxx.mpich

@@ -104,13 +104,16 @@ struct Forward {
   }
 };
 
-template <class F, class T>
+// kAgain: y is written too, with the bits of Forward.
+template <class F, class T, bool kAgain = false>
 struct Backward {
   static constexpr int kUnroll = 2;
   const T *dy, *x;
   Index dy_ld, x_ld;
   T* dx;
   Index dx_ld;
+  T* y = nullptr;
+  Index y_ld = 0;
   template <int N>
   struct In {
     Vec<T, N> dy, x;
@@ -127,6 +130,7 @@ struct Backward {
       out.v[i] = from_acc<T>(to_acc(in.dy.v[i]) * F::derivative(to_acc(in.x.v[i])));
     }
     store(dx + t * dx_ld + j, out);
+    if constexpr (kAgain) Forward<F, T>{x, x_ld, y, y_ld}.run(t, 0, j, in.x);
   }
 };
 
@@ -157,13 +161,15 @@ struct GatedForward {
   }
 };
 
-template <class F, class T>
+template <class F, class T, bool kAgain = false>
 struct GatedBackward {
   static constexpr int kUnroll = 2;
   const T *dy, *gate, *up;
   Index dy_ld, x_ld;
   T *dgate, *dup;
   Index dx_ld;
+  T* y = nullptr;
+  Index y_ld = 0;
   template <int N>
   struct In {
     Vec<T, N> dy, gate, up;
@@ -185,6 +191,9 @@ struct GatedBackward {
     }
     store(dgate + t * dx_ld + j, to_gate);
     store(dup + t * dx_ld + j, to_up);
+    if constexpr (kAgain) {
+      GatedForward<F, T>{gate, up, x_ld, y, y_ld}.template run<N>(t, 0, j, {in.gate, in.up});
+    }
   }
 };
 
@@ -258,6 +267,30 @@ void gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, co
         GatedBackward<F, T>{data<T>(dy), data<T>(in.gate), data<T>(in.up), dy.ld(), x.ld(),
                             data<T>(out.gate), data<T>(out.up), dx.ld()},
         dy, in.gate, in.up, out.gate, out.up);
+  });
+}
+
+void activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                      const ActivationAgain& again) {
+  const Tensor &dx = again.dx, &y = again.y;
+  visit(kind, x.dtype(), [&]<class F, class T>(F, T) {
+    for_elements<kPerVector<T>>(stream(lane), "run activation_again",
+                                Backward<F, T, true>{data<T>(dy), data<T>(x), dy.ld(), x.ld(), data<T>(dx),
+                                                     dx.ld(), data<T>(y), y.ld()},
+                                x, dy, dx, y);
+  });
+}
+
+void gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                            const ActivationAgain& again) {
+  const Halves in(x), out(again.dx);
+  const Tensor &dx = again.dx, &y = again.y;
+  visit(kind, x.dtype(), [&]<class F, class T>(F, T) {
+    for_elements<kPerVector<T>>(
+        stream(lane), "run gated_activation_again",
+        GatedBackward<F, T, true>{data<T>(dy), data<T>(in.gate), data<T>(in.up), dy.ld(), x.ld(),
+                                  data<T>(out.gate), data<T>(out.up), dx.ld(), data<T>(y), y.ld()},
+        dy, in.gate, in.up, out.gate, out.up, y);
   });
 }
 
