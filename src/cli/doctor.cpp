@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "comm/mpi/mpi_launcher.hpp"
 #include "core/check.hpp"
+#include "core/gpu.hpp"
 
 namespace weft {
 namespace {
@@ -59,7 +60,7 @@ std::string built_for() {
 }
 
 // GPUs that the driver shows, whether or not this build can use them.
-std::vector<std::string> gpus() {
+std::vector<std::string> gpus_of_driver() {
   std::vector<std::string> names;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
@@ -97,9 +98,10 @@ void build_facts(Report& report) {
 #endif
   report.line("kind", kind);
   report.line("instruction set", built_for());
-  report.line("devices", "cpu");
+  report.line("devices", built_with_cuda() ? "cpu, cuda" : "cpu");
   report.line("communicators", "local (ranks are threads of one process)");
   if (mpi_available()) report.line("", fmt::format("mpi (ranks are processes; {})", mpi_library()));
+  if (built_with_cuda()) report.line("", "nccl (between GPUs)");
 }
 
 void machine_facts(Report& report) {
@@ -113,7 +115,17 @@ void machine_facts(Report& report) {
   report.line("memory", fmt::format("{:.1f} GiB, {:.1f} GiB free",
                                     gib(page * static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES))),
                                     gib(page * static_cast<std::uint64_t>(sysconf(_SC_AVPHYS_PAGES)))));
-  const std::vector<std::string> found = gpus();
+  const Gpus usable = find_gpus();
+  if (!usable.list.empty()) {
+    report.line("gpus", std::to_string(usable.list.size()));
+    for (const Gpu& gpu : usable.list) {
+      report.line("", fmt::format("{}: compute capability {}.{}, {} multiprocessors, {:.1f} GiB", gpu.name,
+                                  gpu.major, gpu.minor, gpu.multiprocessors, gib(gpu.memory)));
+    }
+    report.line("cuda", fmt::format("driver for {}, program built with {}", usable.driver, usable.runtime));
+    return;
+  }
+  const std::vector<std::string> found = gpus_of_driver();
   report.line("gpus", found.empty() ? "none" : std::to_string(found.size()));
   for (const std::string& gpu : found) report.line("", gpu);
 }
@@ -121,7 +133,7 @@ void machine_facts(Report& report) {
 // What does not work here, and what it would take.
 void missing(Report& report) {
   report.title("missing");
-  report.line("--device cuda", "this build has no CUDA");
+  if (const Gpus usable = find_gpus(); usable.list.empty()) report.line("--device cuda", usable.why_none);
   if (!mpi_available()) {
     report.line(
         "--launcher mpi",

@@ -63,4 +63,22 @@ void cross_entropy_backward(Lane& lane, const Tensor& logits, const Tensor& lse,
   WEFT_OPS_DISPATCH(lane, cross_entropy_backward, logits, lse, labels, options, scale);
 }
 
+CrossEntropyResult cross_entropy_fused(Lane& lane, const Tensor& logits, const Tensor& labels,
+                                       const CrossEntropyOptions& options, double scale) {
+  check_floating(logits, "cross_entropy_fused", "logits");
+  check_labels(labels, logits.rows(), "cross_entropy_fused");
+  check_options(options, "cross_entropy_fused");
+  WEFT_CHECK(options.first == 0 && options.vocabulary <= logits.columns(),
+             "cross_entropy_fused: logits {} from column {} are only a part of the vocabulary of {}",
+             describe(logits), options.first, options.vocabulary);
+  const DType wide = accumulator_of(logits.dtype());
+  CrossEntropyResult result;
+  result.losses = lane.alloc(wide, {logits.rows()}, "losses");
+  result.lse = lane.alloc(wide, {logits.rows()}, "log-sum-exp of logits");
+  const Tensor scratch =
+      lane.alloc(wide, {WEFT_OPS_SIZE(lane, cross_entropy_fused_scratch, logits)}, "cross_entropy scratch");
+  WEFT_OPS_DISPATCH(lane, cross_entropy_fused, logits, labels, options, scale, result, scratch);
+  return result;
+}
+
 }  // namespace weft::ops

@@ -40,5 +40,9 @@ CrossEntropyResult cross_entropy_finish(Lane& lane, const Tensor& max, const Ten
 // logits := d(scale · Σ losses)/d logits; padding columns become 0.
 void cross_entropy_backward(Lane& lane, const Tensor& logits, const Tensor& lse, const Tensor& labels,
                             const CrossEntropyOptions& options, double scale);
+// All steps at once, for a vocabulary that is not cut: losses, log-sum-exp and, in place of the logits,
+// their gradient; on a GPU each logit is read and written once.
+CrossEntropyResult cross_entropy_fused(Lane& lane, const Tensor& logits, const Tensor& labels,
+                                       const CrossEntropyOptions& options, double scale);
 
 }  // namespace weft::ops

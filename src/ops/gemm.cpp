@@ -64,9 +64,9 @@ void bias_gradient(Lane& lane, const Tensor& dy, const Tensor& db, float beta) {
   WEFT_CHECK(is_floating(dy.dtype()) && db.dtype() == accumulator_of(dy.dtype()) &&
                  db.elems() == dy.columns() && db.contiguous(),
              "bias_gradient: db {} for dy {}", describe(db), describe(dy));
-  const Tensor scratch =
-      lane.alloc(db.dtype(), {WEFT_OPS_SIZE(lane, row_chunks, dy.rows(), dy.columns()), dy.columns()},
-                 "bias_gradient scratch");
+  const Tensor scratch = lane.alloc(
+      db.dtype(), {WEFT_OPS_SIZE(lane, bias_gradient_chunks, dy.rows(), dy.columns()), dy.columns()},
+      "bias_gradient scratch");
   WEFT_OPS_DISPATCH(lane, bias_gradient, dy, db, beta, scratch);
 }
 

@@ -35,7 +35,8 @@ Tensor backward(Lane& lane, const char* op, const Tensor& dy, const Tensor& x, c
   if (gradients.bias.defined()) check_vector(gradients.bias, x.columns(), wide, op, "bias gradient");
   Tensor dx = lane.alloc(x.dtype(), x.shape(), "norm gradient");
   const Tensor scratch = lane.alloc(
-      wide, {(centred ? 2 : 1) * WEFT_OPS_SIZE(lane, row_chunks, x.rows(), x.columns()), x.columns()},
+      wide,
+      {(centred ? 2 : 1) * WEFT_OPS_SIZE(lane, norm_backward_chunks, x.rows(), x.columns()), x.columns()},
       "norm scratch");
   WEFT_OPS_DISPATCH(lane, norm_backward, dy, x, weight, mean, rstd, dresidual, gradients, dx, scratch);
   return dx;

@@ -170,6 +170,38 @@ TEST(CrossEntropy, HugeLogitsStayFinite) {
   }
 }
 
+TEST(CrossEntropy, FusedEqualsTheSteps) {
+  for (const DType dtype : kFloating) {
+    for (const Case& c : kCases) {
+      Bench bench(2);
+      Lane& lane = bench.lane;
+      const CrossEntropyOptions o = options_of(c);
+      const Tensor a = random_strided(lane, dtype, {c.length, c.batch, c.columns}, 1, 3),
+                   b = random_strided(lane, dtype, {c.length, c.batch, c.columns}, 1, 3),
+                   labels = labels_of(lane, c);
+      const ops::CrossEntropyLocal local = ops::cross_entropy_local(lane, a, labels, o);
+      const ops::CrossEntropyResult steps = ops::cross_entropy_finish(lane, local.max, local.sums, labels, o);
+      ops::cross_entropy_backward(lane, a, steps.lse, labels, o, 0.5);
+      const ops::CrossEntropyResult fused = ops::cross_entropy_fused(lane, b, labels, o, 0.5);
+      EXPECT_TRUE(same_bits(fused.losses, steps.losses));
+      EXPECT_TRUE(same_bits(fused.lse, steps.lse));
+      EXPECT_TRUE(same_bits(a, b));
+    }
+  }
+}
+
+TEST(CrossEntropy, FusedRefusesAPartOfTheVocabulary) {
+  Bench bench;
+  const Tensor logits = zeros(bench.lane, DType::kF32, {2, 1, 8}),
+               labels = zeros(bench.lane, DType::kI32, {1, 2});
+  CrossEntropyOptions o;
+  o.vocabulary = 9;
+  EXPECT_THROW(ops::cross_entropy_fused(bench.lane, logits, labels, o, 1), Error);
+  o.vocabulary = 8;
+  o.first = 1;
+  EXPECT_THROW(ops::cross_entropy_fused(bench.lane, logits, labels, o, 1), Error);
+}
+
 TEST(CrossEntropy, WorkersAndMeta) {
   Bench one(1), three(3);
   const Case c{3, 40, 1000, 1024, 0.1, 1e-4};
@@ -192,6 +224,7 @@ TEST(CrossEntropy, WorkersAndMeta) {
     ops::cross_entropy_rescale(lane, local, local.max);
     const ops::CrossEntropyResult r = ops::cross_entropy_finish(lane, local.max, local.sums, y, p);
     ops::cross_entropy_backward(lane, x, r.lse, y, p, 1);
+    ops::cross_entropy_fused(lane, x, y, p, 1);
   });
 }
 

@@ -180,4 +180,18 @@ void cross_entropy_backward(Lane& lane, const Tensor& logits, const Tensor& lse,
   });
 }
 
+std::int64_t cross_entropy_fused_scratch(const Lane&, const Tensor& logits) {
+  return 4 * logits.rows();
+}
+
+void cross_entropy_fused(Lane& lane, const Tensor& logits, const Tensor& labels,
+                         const CrossEntropyOptions& options, double scale, const CrossEntropyResult& result,
+                         const Tensor& scratch) {
+  const Index rows = logits.rows();
+  const CrossEntropyLocal local{scratch.slice(0, rows), scratch.slice(rows, 3 * rows).view({3, rows})};
+  cpu::cross_entropy_local(lane, logits, labels, options, local);
+  cpu::cross_entropy_finish(lane, local.max, local.sums, labels, options, result);
+  cpu::cross_entropy_backward(lane, logits, result.lse, labels, options, scale);
+}
+
 }  // namespace weft::ops::cpu

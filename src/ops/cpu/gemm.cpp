@@ -207,7 +207,7 @@ void gemm(Lane& lane, const Gemm& g, const Tensor& scratch) {
   });
 }
 
-std::int64_t row_chunks(const Lane&, std::int64_t rows, std::int64_t) {
+std::int64_t bias_gradient_chunks(const Lane&, std::int64_t rows, std::int64_t) {
   return RowRanges(rows).count;
 }
 

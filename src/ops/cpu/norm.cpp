@@ -97,6 +97,10 @@ void norm(Lane& lane, const Tensor& x, const Tensor& weight, const Tensor& bias,
   });
 }
 
+std::int64_t norm_backward_chunks(const Lane&, std::int64_t rows, std::int64_t) {
+  return RowRanges(rows).count;
+}
+
 // With x̂ = (x − mean) · rstd and g = dy · w:  dx = rstd · (g − x̂ · mean(g x̂) − mean(g)), the last term for
 // LayerNorm.
 void norm_backward(Lane& lane, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& mean,

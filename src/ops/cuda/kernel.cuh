@@ -87,6 +87,41 @@ template <int N, class T>
 __device__ inline void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
+// Makes the compiler convert 16-bit elements anew where they are used next, instead of keeping what it has
+// converted before in twice the registers.
+template <class T, int N>
+__device__ inline void hold_packed(Vec<T, N>& v) {
+  if constexpr (sizeof(T) == 2 && N == 8) {
+    uint4 words;
+    memcpy(&words, &v, sizeof(words));
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+    memcpy(&v, &words, sizeof(words));
+  }
+}
+// Each element rounded once; pairs of 16-bit elements in one instruction.
+template <class T, int N>
+__device__ inline Vec<T, N> rounded(const Acc<T> (&x)[N]) {
+  Vec<T, N> v;
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[e], x[e + 1]);
+      v.v[e] = pair.x;
+      v.v[e + 1] = pair.y;
+    }
+  } else if constexpr (std::is_same_v<T, __half> && N % 2 == 0) {
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+      const __half2 pair = __floats2half2_rn(x[e], x[e + 1]);
+      v.v[e] = pair.x;
+      v.v[e + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; ++e) v.v[e] = from_acc<T>(x[e]);
+  }
+  return v;
+}
 // Whether rows of this tensor can be read by vectors of n elements.
 inline bool vectorizable(const Tensor& x, int n) {
   const auto bytes = static_cast<std::uintptr_t>(n) * bytes_of(x.dtype());
