@@ -35,8 +35,8 @@ void embedding_backward(Lane& lane, const Tensor& dy, const Tensor& ids, const T
                  dtable.defined() && dtable.rank() == 2 && dtable.dtype() == accumulator_of(dy.dtype()) &&
                  dy.shape() == Shape({ids.dim(1), ids.dim(0), dtable.dim(1)}),
              "embedding_backward: dy {}, ids {}, dtable {}", describe(dy), describe(ids), describe(dtable));
-  const Tensor scratch = lane.alloc(
-      DType::kU8, {WEFT_OPS_SIZE(lane, embedding_backward_scratch, dy, dtable)}, "embedding_backward scratch");
+  const Tensor scratch = lane.alloc(DType::kU8, {WEFT_OPS_SIZE(lane, embedding_backward_scratch, dy, dtable)},
+                                    "embedding_backward scratch");
   WEFT_OPS_DISPATCH(lane, embedding_backward, dy, ids, dtable, first_row, beta, scratch);
 }
 

@@ -262,11 +262,10 @@ void gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, co
                                const Tensor& dx) {
   const Halves in(x), out(dx);
   visit(kind, x.dtype(), [&]<class F, class T>(F, T) {
-    for_elements<kPerVector<T>>(
-        stream(lane), "run gated_activation_backward",
-        GatedBackward<F, T>{data<T>(dy), data<T>(in.gate), data<T>(in.up), dy.ld(), x.ld(),
-                            data<T>(out.gate), data<T>(out.up), dx.ld()},
-        dy, in.gate, in.up, out.gate, out.up);
+    for_elements<kPerVector<T>>(stream(lane), "run gated_activation_backward",
+                                GatedBackward<F, T>{data<T>(dy), data<T>(in.gate), data<T>(in.up), dy.ld(),
+                                                    x.ld(), data<T>(out.gate), data<T>(out.up), dx.ld()},
+                                dy, in.gate, in.up, out.gate, out.up);
   });
 }
 

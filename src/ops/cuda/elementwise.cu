@@ -91,8 +91,7 @@ struct ConvertAny {
   }
   template <class T>
   static __device__ void put_integer(std::byte* p, Index at, const Number& x) {
-    reinterpret_cast<T*>(p)[at] =
-        static_cast<T>(x.whole ? x.integer : static_cast<std::int64_t>(x.real));
+    reinterpret_cast<T*>(p)[at] = static_cast<T>(x.whole ? x.integer : static_cast<std::int64_t>(x.real));
   }
   template <class T>
   static __device__ void put_real(std::byte* p, Index at, const Number& x) {
@@ -188,9 +187,8 @@ void copy_on_device(Lane& lane, const Tensor& from, const Tensor& to) {
       });
     });
   } else {
-    for_elements<1>(
-        on, kWhat,
-        ConvertAny{from.raw(), from.ld(), from.dtype(), to.raw(), to.ld(), to.dtype()}, from, to);
+    for_elements<1>(on, kWhat, ConvertAny{from.raw(), from.ld(), from.dtype(), to.raw(), to.ld(), to.dtype()},
+                    from, to);
   }
 }
 
@@ -340,7 +338,8 @@ __global__ void __launch_bounds__(1024) sum_partials(const double* partial, Inde
   if (threadIdx.x == 0) *out = sum;
 }
 
-// Block i: the squares of chunk i, from its first whole vector on; the elements before and after it one by one.
+// Block i: the squares of chunk i, from its first whole vector on; the elements before and after it one by
+// one.
 constexpr int kSquareThreads = 512;
 template <class T>
 __global__ void __launch_bounds__(kSquareThreads)
@@ -400,7 +399,8 @@ void fill(Lane& lane, const Tensor& x, double value) {
 }
 
 void copy(Lane& lane, const Tensor& from, const Tensor& to) {
-  const bool from_host = from.device().kind == DeviceKind::kCpu, to_host = to.device().kind == DeviceKind::kCpu;
+  const bool from_host = from.device().kind == DeviceKind::kCpu,
+             to_host = to.device().kind == DeviceKind::kCpu;
   if (from.elems() == 0) return;
   if (from_host && to_host) return cpu::copy(lane, from, to);
   if (!from_host && !to_host) return copy_on_device(lane, from, to);
@@ -446,8 +446,8 @@ void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const
       const bool vectors = x.contiguous() && aligned(x, kPerVector<T>);
       const Index ld = x.contiguous() ? x.columns() : x.ld();
       const auto kernel = vectors ? sum_pieces<T, true> : sum_pieces<T, false>;
-      kernel<<<blocks_for(elems, kSumPiece), kSumThreads, 0, stream(lane)>>>(data<T>(x), elems, x.columns(), ld,
-                                                                            squares, pieces);
+      kernel<<<blocks_for(elems, kSumPiece), kSumThreads, 0, stream(lane)>>>(data<T>(x), elems, x.columns(),
+                                                                             ld, squares, pieces);
     });
     launched("run sum");
   }
@@ -471,8 +471,8 @@ void sums_of_squares(Lane& lane, const FlatPieces& pieces, const Tensor& x, cons
     launched("run sums_of_squares");
   }
   if (out.elems() == 0) return;
-  sum_by_tag<<<static_cast<unsigned>(out.elems()), 1024, 0, stream(lane)>>>(chunks, count, data<double>(partial),
-                                                                           data<double>(out));
+  sum_by_tag<<<static_cast<unsigned>(out.elems()), 1024, 0, stream(lane)>>>(
+      chunks, count, data<double>(partial), data<double>(out));
   launched("run sums_of_squares");
 }
 
@@ -480,10 +480,9 @@ void find_nonfinite(Lane& lane, const Tensor& x, const Tensor& found, std::int64
   // All bits set: −1 for the host, the largest number for the minimum.
   check(cudaMemsetAsync(found.raw(), 0xff, found.bytes(), stream(lane)), "clear memory");
   visit_floating(x.dtype(), [&]<class T>(T) {
-    for_elements<kPerVector<T>>(stream(lane), "run find_nonfinite",
-                                FindNonfinite<T>{data<T>(x), x.ld(), x.columns(),
-                                                 data<unsigned long long>(found)},
-                                x);
+    for_elements<kPerVector<T>>(
+        stream(lane), "run find_nonfinite",
+        FindNonfinite<T>{data<T>(x), x.ld(), x.columns(), data<unsigned long long>(found)}, x);
   });
   check(cudaMemcpyAsync(&index, found.raw(), sizeof index, cudaMemcpyDefault, stream(lane)), "copy");
   check(cudaStreamSynchronize(stream(lane)), "wait for a copy");

@@ -94,10 +94,11 @@ struct SumPositions {
   }
 };
 
-// --- the gradient of the table: (row, token) pairs sorted by row, tokens of a row staying in order; then each
-// block sums one segment of kSegment pairs, for some columns, one run of equal rows after another. A run that
-// lies in one segment goes to the table at once. Of a run that goes on, each segment but the last leaves its
-// part in `open` [segments, h], the last one in `closing` [segments, h]; a second kernel adds them in order.
+// --- the gradient of the table: (row, token) pairs sorted by row, tokens of a row staying in order; then
+// each block sums one segment of kSegment pairs, for some columns, one run of equal rows after another. A run
+// that lies in one segment goes to the table at once. Of a run that goes on, each segment but the last leaves
+// its part in `open` [segments, h], the last one in `closing` [segments, h]; a second kernel adds them in
+// order.
 constexpr int kSegment = 64;
 
 // Scratch, cut up: sizes depend on shapes alone.
@@ -124,8 +125,8 @@ struct ScatterScratch {
 
 // Key: the row in this table, or `rows` for tokens of other tables. Value: the row of dy.
 __global__ void __launch_bounds__(256)
-    make_pairs(const std::int32_t* ids, std::uint32_t length, std::uint32_t batch, Index first_row, Index rows,
-               std::uint32_t tokens, std::uint32_t* keys, std::uint32_t* values) {
+    make_pairs(const std::int32_t* ids, std::uint32_t length, std::uint32_t batch, Index first_row,
+               Index rows, std::uint32_t tokens, std::uint32_t* keys, std::uint32_t* values) {
   const std::uint32_t i = blockIdx.x * 256 + threadIdx.x;
   if (i >= tokens) return;
   const std::uint32_t t = i / batch, b = i - t * batch;
@@ -280,8 +281,15 @@ void run_scatter(cudaStream_t on, const Scatter<T>& scatter, Index segments) {
 void embedding(Lane& lane, const Tensor& ids, const Tensor& table, std::int64_t first_row, const Tensor& y) {
   visit_floating(table.dtype(), [&]<class T>(T) {
     constexpr int N = kPerVector<T>;
-    const LookUp<T> op{data<std::int32_t>(ids), data<T>(table), table.ld(), first_row, table.dim(0),
-                       data<T>(y),              y.ld(),         y.dim(1),   y.dim(0)};
+    const LookUp<T> op{data<std::int32_t>(ids),
+                       data<T>(table),
+                       table.ld(),
+                       first_row,
+                       table.dim(0),
+                       data<T>(y),
+                       y.ld(),
+                       y.dim(1),
+                       y.dim(0)};
     for_tokens<N>(stream(lane), "run embedding", op, y.dim(0), y.dim(1), y.columns(),
                   vectorizable(table, N) && vectorizable(y, N));
   });
@@ -301,8 +309,9 @@ void embedding_backward(Lane& lane, const Tensor& dy, const Tensor& ids, const T
   }
   const Index tokens = dy.rows(), rows = dtable.dim(0), h = dtable.columns();
   if (tokens == 0 || rows == 0 || h == 0) return;
-  WEFT_CHECK(tokens < std::numeric_limits<std::int32_t>::max() && rows < std::numeric_limits<std::int32_t>::max(),
-             "embedding_backward: {} tokens, {} rows", tokens, rows);
+  WEFT_CHECK(
+      tokens < std::numeric_limits<std::int32_t>::max() && rows < std::numeric_limits<std::int32_t>::max(),
+      "embedding_backward: {} tokens, {} rows", tokens, rows);
   const ScatterScratch at(tokens, h, bytes_of(dtable.dtype()));
   const auto numbers = [&](Index offset) { return reinterpret_cast<std::uint32_t*>(scratch.raw() + offset); };
   make_pairs<<<blocks_for(tokens, 256), 256, 0, on>>>(
@@ -319,16 +328,16 @@ void embedding_backward(Lane& lane, const Tensor& dy, const Tensor& ids, const T
   WEFT_CHECK(wanted <= static_cast<std::size_t>(at.sort_bytes),
              "embedding_backward: a sort of {} pairs wants {} bytes, {} are planned", tokens, wanted,
              at.sort_bytes);
-  check(cub::DeviceRadixSort::SortPairs(scratch.raw() + at.sort, wanted, keys, values, static_cast<int>(tokens), 0,
-                                        bits, on),
+  check(cub::DeviceRadixSort::SortPairs(scratch.raw() + at.sort, wanted, keys, values,
+                                        static_cast<int>(tokens), 0, bits, on),
         "sort");
 
   visit_floating(dy.dtype(), [&]<class T>(T) {
     constexpr int N = kPerVector<T>;
     auto* open = reinterpret_cast<Acc<T>*>(scratch.raw() + at.open);
     auto* closing = reinterpret_cast<Acc<T>*>(scratch.raw() + at.closing);
-    const Scatter<T> scatter{keys.Current(), values.Current(), tokens,      h,    rows,    data<T>(dy), dy.ld(),
-                             data<Acc<T>>(dtable), dtable.ld(), open, closing, beta != 0};
+    const Scatter<T> scatter{keys.Current(), values.Current(),     tokens,      h,    rows,    data<T>(dy),
+                             dy.ld(),        data<Acc<T>>(dtable), dtable.ld(), open, closing, beta != 0};
     vectorizable(dy, N) && vectorizable(dtable, N) ? run_scatter<T, N>(on, scatter, at.segments)
                                                    : run_scatter<T, 1>(on, scatter, at.segments);
   });

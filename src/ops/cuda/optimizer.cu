@@ -132,8 +132,9 @@ struct Sgd {
 };
 
 template <class A, class Update>
-void run(Lane& lane, const Update& update, const FlatPieces& pieces, const Tensor& master, const Tensor& first,
-         const Tensor& second, const Tensor& gradient, const Tensor& weight, const char* what) {
+void run(Lane& lane, const Update& update, const FlatPieces& pieces, const Tensor& master,
+         const Tensor& first, const Tensor& second, const Tensor& gradient, const Tensor& weight,
+         const char* what) {
   const Index count = pieces.chunks().dim(0);
   if (count == 0) return;
   visit_floating(weight.dtype(), [&]<class W>(W) {
@@ -155,7 +156,8 @@ void visit_master(const Tensor& master, const Body& body) {
 
 void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t) {
   visit_master(t.master, [&]<class A>(A) {
-    run<A>(lane, AdamW<A>(step), pieces, t.master, t.exp_avg, t.exp_avg_sq, t.gradient, t.weight, "run adamw");
+    run<A>(lane, AdamW<A>(step), pieces, t.master, t.exp_avg, t.exp_avg_sq, t.gradient, t.weight,
+           "run adamw");
   });
 }
 

@@ -56,12 +56,14 @@ struct Rotate {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (group + h * groups >= heads) continue;
-      Vec<T, N> &first = u[h], &last = v[h];
+      Vec<T, N>&first = u[h], &last = v[h];
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         // Of interleaved pairs, number k lies at 2 k and 2 k + 1 of the two vectors laid end to end.
         T& to_a = !kInterleaved ? first.v[k] : 2 * k < N ? first.v[2 * k % N] : last.v[2 * k % N];
-        T& to_b = !kInterleaved ? last.v[k] : 2 * k + 1 < N ? first.v[(2 * k + 1) % N] : last.v[(2 * k + 1) % N];
+        T& to_b = !kInterleaved   ? last.v[k]
+                  : 2 * k + 1 < N ? first.v[(2 * k + 1) % N]
+                                  : last.v[(2 * k + 1) % N];
         const A a = to_acc(to_a), z = to_acc(to_b), turn = sign * s.v[k];
         to_a = from_acc<T>(a * c.v[k] - z * turn);
         to_b = from_acc<T>(z * c.v[k] + a * turn);
@@ -97,8 +99,8 @@ void rope_in_place(Lane& lane, const Tensor& x, const RopeTable& table, const Te
                   head_dim,
                   static_cast<int>(pairs),
                   inverse ? Acc<T>{-1} : Acc<T>{1}};
-      const bool vectors = vectorizable(x, N) && head_dim % N == 0 && vectorizable(table.cos, N) &&
-                           vectorizable(table.sin, N);
+      const bool vectors =
+          vectorizable(x, N) && head_dim % N == 0 && vectorizable(table.cos, N) && vectorizable(table.sin, N);
       for_tokens<N>(stream(lane), "run rope", op, x.dim(0), x.dim(1), groups * pairs, vectors);
     };
     table.interleaved ? with.template operator()<true>() : with.template operator()<false>();

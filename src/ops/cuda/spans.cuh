@@ -19,8 +19,8 @@ struct Nothing {};
 struct Span {
   Index rows = 0, batch = 1;     // t in [0, rows), b in [0, batch)
   Index first = 0, vectors = 0;  // j = first + N c, c in [0, vectors)
-  // A thread's first vector is at row (x · rows_x + its y), column (x · columns_x + y · columns_y + its x) for
-  // block (x, y); the next ones `row_step` and `column_step` further.
+  // A thread's first vector is at row (x · rows_x + its y), column (x · columns_x + y · columns_y + its x)
+  // for block (x, y); the next ones `row_step` and `column_step` further.
   Index rows_x = 0, columns_x = 0, columns_y = 0, row_step = 0, column_step = 0;
   Index columns_all = 0;  // columns that the whole grid covers at once
 };
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(256) span_kernel(const Op op, const Span s) {
   constexpr int kUnroll = Op::kUnroll;
   const Index row = blockIdx.x * s.rows_x + threadIdx.y;
   for (Index b = blockIdx.z; b < s.batch; b += gridDim.z) {
-    for (Index column = blockIdx.x * s.columns_x + blockIdx.y * s.columns_y + threadIdx.x;
-         column < s.vectors; column += s.columns_all) {
+    for (Index column = blockIdx.x * s.columns_x + blockIdx.y * s.columns_y + threadIdx.x; column < s.vectors;
+         column += s.columns_all) {
       decltype(op.template load<N>(row, b, column)) in[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -88,7 +88,8 @@ inline bool aligned(const Tensor& x, int n) {
 // Every element of operands of one shape (rows × columns); those that are not defined do not count. N: the
 // elements of a vector where all of them allow vectors.
 template <int N, class Op, class... Tensors>
-void for_elements(cudaStream_t stream, const char* what, const Op& op, const Tensor& x, const Tensors&... more) {
+void for_elements(cudaStream_t stream, const char* what, const Op& op, const Tensor& x,
+                  const Tensors&... more) {
   Span s{.rows = x.rows()};
   const bool flat = x.contiguous() && (... && (!more.defined() || more.contiguous()));
   const Index columns = flat ? x.elems() : x.columns();
