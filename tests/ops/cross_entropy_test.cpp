@@ -170,6 +170,28 @@ TEST(CrossEntropy, HugeLogitsStayFinite) {
   }
 }
 
+// Masked logits count for nothing wherever they stand, even where a whole stretch of the row is masked.
+TEST(CrossEntropy, MinusInfinityMasks) {
+  Bench bench;
+  Lane& lane = bench.lane;
+  const Case c{1, 2, 1200, 1200};
+  const CrossEntropyOptions o = options_of(c);
+  const Tensor logits = random(lane, DType::kF32, {2, 1, 1200}, 1),
+               labels = make(lane, DType::kI32, {1, 2}, {1100, 5});
+  const double inf = std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (std::int64_t v = 0; v < 1200; ++v) {
+    if (v < 1050) set_element(logits, v, -inf);
+    sum += std::exp(element(logits, v));
+    set_element(logits, 1200 + v, -inf);
+  }
+  const double expected = std::log(sum) - element(logits, 1100);
+  const ops::CrossEntropyResult r = ops::cross_entropy_fused(lane, logits, labels, o, 1);
+  EXPECT_NEAR(element(r.losses, 0), expected, 1e-5);
+  EXPECT_TRUE(std::isnan(element(r.losses, 1)));
+  for (std::int64_t v = 0; v < 1050; ++v) ASSERT_EQ(element(logits, v), 0);
+}
+
 TEST(CrossEntropy, FusedEqualsTheSteps) {
   for (const DType dtype : kFloating) {
     for (const Case& c : kCases) {

@@ -59,16 +59,18 @@ RowSums<A> row_sums(const T* row, Index n, bool with_sum) {
       s.exp_sum *= exp_of(s.max - max);  // 0 at the first block, where s.max is −infinity
       s.max = max;
     }
+    // Nothing but −infinities yet: any finite base gives exp(−infinity − base) = 0.
+    const A base = s.max == -std::numeric_limits<A>::infinity() ? A{0} : s.max;
     A exps[kLanes] = {}, sums[kLanes] = {};
     Index i = 0;
     for (; i + kLanes <= count; i += kLanes) {
-      for (Index l = 0; l < kLanes; ++l) exps[l] += exp_of(x[i + l] - s.max);
+      for (Index l = 0; l < kLanes; ++l) exps[l] += exp_of(x[i + l] - base);
       if (with_sum) {
         for (Index l = 0; l < kLanes; ++l) sums[l] += x[i + l];
       }
     }
     for (Index l = 0; i + l < count; ++l) {
-      exps[l] += exp_of(x[i + l] - s.max);
+      exps[l] += exp_of(x[i + l] - base);
       if (with_sum) sums[l] += x[i + l];
     }
     A exp_sum = 0, sum = 0;

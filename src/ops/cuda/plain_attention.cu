@@ -579,7 +579,7 @@ void plain_attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor&
   });
 }
 
-std::int64_t plain_attention_backward_scratch(const Lane&, const Tensor& q, const Tensor&,
+std::int64_t plain_attention_backward_scratch(const Tensor& q, const Tensor&,
                                               const AttentionOptions& options) {
   return q.rows() * (q.columns() / options.head_dim) *
          static_cast<std::int64_t>(bytes_of(accumulator_of(q.dtype())));

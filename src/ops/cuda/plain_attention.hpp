@@ -14,7 +14,7 @@ void plain_attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor&
                      const AttentionOptions& options, const AttentionResult& result);
 
 // Bytes.
-std::int64_t plain_attention_backward_scratch(const Lane& lane, const Tensor& q, const Tensor& k,
+std::int64_t plain_attention_backward_scratch(const Tensor& q, const Tensor& k,
                                               const AttentionOptions& options);
 void plain_attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k,
                               const Tensor& v, const AttentionResult& forward,

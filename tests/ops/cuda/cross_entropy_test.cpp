@@ -66,7 +66,9 @@ class CudaCrossEntropy : public OnGpu {
     const Tensor d = to_cpu(dlogits), l = to_cpu(losses);
     for (std::int64_t row = 0; row < d.rows(); ++row) {
       const bool ignored = element(labels, row % c.batch * c.length + row / c.batch) < 0;
-      if (ignored) ASSERT_EQ(element(l, row), 0) << row;
+      if (ignored) {
+        ASSERT_EQ(element(l, row), 0) << row;
+      }
       for (std::int64_t v = ignored ? 0 : c.vocabulary; v < c.columns; ++v) {
         ASSERT_EQ(element(d, row * c.columns + v), 0) << row << ", " << v;
       }

@@ -71,7 +71,9 @@ class CudaNorm : public OnGpu {
         const Tensor again = backward(gpu(), in, r, centred, residual, g2);
         EXPECT_TRUE(same_bits(to_cpu(dx), to_cpu(again)));
         EXPECT_TRUE(same_bits(to_cpu(g.weight), to_cpu(g2.weight)));
-        if (centred) EXPECT_TRUE(same_bits(to_cpu(g.bias), to_cpu(g2.bias)));
+        if (centred) {
+          EXPECT_TRUE(same_bits(to_cpu(g.bias), to_cpu(g2.bias)));
+        }
       }
     }
   }

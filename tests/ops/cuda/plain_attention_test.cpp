@@ -80,8 +80,8 @@ class CudaPlainAttention : public OnGpu {
     } else {
       g = {nans(in.q.shape()), nans(in.k.shape()), nans(in.v.shape())};
     }
-    const Tensor scratch = gpu().alloc(
-        DType::kU8, {ops::cuda::plain_attention_backward_scratch(gpu(), in.q, in.k, o)}, "scratch");
+    const Tensor scratch =
+        gpu().alloc(DType::kU8, {ops::cuda::plain_attention_backward_scratch(in.q, in.k, o)}, "scratch");
     ops::cuda::plain_attention_backward(gpu(), in.dout, in.q, in.k, in.v, r, o, g.dq, g.dk, g.dv, scratch);
     return g;
   }
