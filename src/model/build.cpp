@@ -174,29 +174,38 @@ class Builder {
             .partial_gradient = true};
   }
 
+  // Every new parameter. The parts of one are frozen together (the options are checked for it).
+  const Param* add(const std::string& name, std::vector<LogicalTensor> parts, ParamTraits traits) {
+    traits.frozen = is_frozen(spec_, parts.front().name);
+    for (const LogicalTensor& part : parts) {
+      WEFT_CHECK(is_frozen(spec_, part.name) == traits.frozen, "{}: {} and {} are one parameter", name,
+                 parts.front().name, part.name);
+    }
+    return context_.params.add(name, std::move(parts), traits);
+  }
+
   const Param* vector(const std::string& name, std::int64_t size, Init init) {
-    return context_.params.add(name, {whole(name, {size}, init)}, traits(false));
+    return add(name, {whole(name, {size}, init)}, traits(false));
   }
 
   // The first stage's, or the last stage's copy under another name.
   const Param* word_embeddings(const char* name, bool copy) {
-    return context_.params.add(
-        name,
-        {cut(kWords, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
-             tp_ * padded_vocab_per_rank(spec_, tp_))},
-        {.decay = true, .block = 0, .own_bucket = spec_.output.tied, .copy = copy});
+    return add(name,
+               {cut(kWords, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.embedding.init_std),
+                    tp_ * padded_vocab_per_rank(spec_, tp_))},
+               {.decay = true, .block = 0, .own_bucket = spec_.output.tied, .copy = copy});
   }
   const Param* position_embeddings() {
     const std::string name = "embedding.position_embeddings.weight";
-    return context_.params.add(
-        name, {whole(name, {spec_.max_positions, spec_.hidden_size}, random(spec_.embedding.init_std))},
-        traits(true));
+    return add(name,
+               {whole(name, {spec_.max_positions, spec_.hidden_size}, random(spec_.embedding.init_std))},
+               traits(true));
   }
   const Param* own_output_weight() {
-    return context_.params.add(kOutput,
-                               {cut(kOutput, {spec_.vocab_size, spec_.hidden_size}, 0,
-                                    random(spec_.output.init_std), tp_ * padded_vocab_per_rank(spec_, tp_))},
-                               traits(true));
+    return add(kOutput,
+               {cut(kOutput, {spec_.vocab_size, spec_.hidden_size}, 0, random(spec_.output.init_std),
+                    tp_ * padded_vocab_per_rank(spec_, tp_))},
+               traits(true));
   }
 
   std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
@@ -225,10 +234,9 @@ class Builder {
           rows_of(prefix + r.name + ".weight", {r.size, spec_.hidden_size}, random(spec.init_std)));
       biases.push_back(rows_of(prefix + r.name + ".bias", {r.size}, {}));
     }
-    const Param* weight = context_.params.add(prefix + fused + ".weight", std::move(weights), traits(true));
-    const Param* bias =
-        spec.bias ? context_.params.add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
-    if (norm != nullptr) {
+    const Param* weight = add(prefix + fused + ".weight", std::move(weights), traits(true));
+    const Param* bias = spec.bias ? add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
+    if (norm != nullptr && weight->trains()) {  // a frozen one has no use for its input
       return std::make_unique<nn::RecomputedInputLinear>(
           std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias), *norm);
     }
@@ -240,9 +248,8 @@ class Builder {
   }
 
   const Param& row_weight(const LinearSpec& spec, const std::string& name, std::int64_t inputs) {
-    return *context_.params.add(
-        name + ".weight", {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))},
-        traits(true));
+    return *add(name + ".weight",
+                {cut(name + ".weight", {spec_.hidden_size, inputs}, 1, random(spec.init_std))}, traits(true));
   }
   std::unique_ptr<nn::RowParallelLinear> plain_row_linear(const LinearSpec& spec, const std::string& name,
                                                           std::int64_t inputs) {

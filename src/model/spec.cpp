@@ -1,11 +1,33 @@
 #include "model/spec.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "core/check.hpp"
 
 namespace weft {
 namespace {
+
+// The whole of `name`; every * is tried from the shortest on, and only the last one met is tried again.
+bool matches(std::string_view pattern, std::string_view name) {
+  std::size_t p = 0, n = 0, star = std::string_view::npos, after = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      after = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++after;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == std::string_view::npos;
+}
 
 LayerSpec layer_spec(const ModelConfig& c) {
   const NormSpec norm{
@@ -97,6 +119,11 @@ ModelSpec local_spec(const ModelConfig& given) {
           .layers = std::vector<LayerSpec>(static_cast<std::size_t>(c.num_layers), layer),
           .final_norm = layer.input_norm,
           .output = {.tied = c.tied, .init_std = c.init_method_std}};
+}
+
+bool is_frozen(const ModelSpec& spec, const std::string& tensor) {
+  return std::any_of(spec.freeze.begin(), spec.freeze.end(),
+                     [&](const std::string& pattern) { return matches(pattern, tensor); });
 }
 
 ModelSpec fused_spec(const ModelConfig& config) {

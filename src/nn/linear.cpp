@@ -6,7 +6,7 @@ namespace weft::nn {
 
 Tensor ColumnParallelLinear::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
   const Tensor x_full = border_.spread(lane, x).wait(lane);
-  mb.saved.push(Saved{x});
+  mb.saved.push(Saved{kept_input(x, weight_)});
   return ops::gemm_nt(lane, x_full, weight_.weight(), bias_ != nullptr ? bias_->weight() : Tensor());
 }
 
@@ -17,18 +17,18 @@ Async<Tensor> ColumnParallelLinear::backward(Lane& lane, const Tensor& dy, Micro
 Async<Tensor> ColumnParallelLinear::backward_of(Lane& lane, const Tensor& dy, Tensor x,
                                                 Microbatch& mb) const {
   const Tensor dx_full = ops::gemm_nn(lane, dy, weight_.weight());
-  mb.later.push(*this, Pending{dy, std::move(x)});
+  if (trains(weight_, bias_)) mb.later.push(*this, Pending{dy, std::move(x)});
   return border_.combine(lane, dx_full);  // rides under the weight gradient, or whatever runs next
 }
 
 void ColumnParallelLinear::weight_grad(Lane& lane, Pending pending) const {
-  const Tensor x_full = border_.spread(lane, pending.x).wait(lane);
-  ops::gemm_tn_accumulate(lane, pending.dy, x_full, weight_.main_grad(), weight_.beta());
-  weight_.ready();
-  if (bias_ != nullptr) {
-    ops::bias_gradient(lane, pending.dy, bias_->main_grad(), bias_->beta());
-    bias_->ready();
-  }
+  weight_.contribute([&](const Tensor& gradient, float beta) {
+    const Tensor x_full = border_.spread(lane, pending.x).wait(lane);
+    ops::gemm_tn_accumulate(lane, pending.dy, x_full, gradient, beta);
+  });
+  if (bias_ == nullptr) return;
+  bias_->contribute(
+      [&](const Tensor& gradient, float beta) { ops::bias_gradient(lane, pending.dy, gradient, beta); });
 }
 
 Tensor RowParallelLinear::product(Lane& lane, const Tensor& x) const {
@@ -41,11 +41,11 @@ RowParallelLinear::InputGradient RowParallelLinear::input_gradient(Lane& lane, c
 }
 
 void RowParallelLinear::defer(Microbatch& mb, Tensor dy, Tensor x) const {
-  mb.later.push(*this, Pending{std::move(dy), std::move(x)});
+  if (weight_.trains()) mb.later.push(*this, Pending{std::move(dy), std::move(x)});
 }
 
 Tensor RowParallelLinear::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
-  mb.saved.push(Saved{x});
+  mb.saved.push(Saved{kept_input(x, weight_)});
   return product(lane, x);
 }
 
@@ -58,8 +58,9 @@ Async<Tensor> RowParallelLinear::backward(Lane& lane, const Tensor& dy, Microbat
 
 void RowParallelLinear::weight_grad(Lane& lane, Pending pending) const {
   const Tensor dy_full = gathers_again_ ? border_.spread(lane, pending.dy).wait(lane) : pending.dy;
-  ops::gemm_tn_accumulate(lane, dy_full, pending.x, weight_.main_grad(), weight_.beta());
-  weight_.ready();
+  weight_.contribute([&](const Tensor& gradient, float beta) {
+    ops::gemm_tn_accumulate(lane, dy_full, pending.x, gradient, beta);
+  });
 }
 
 }  // namespace weft::nn

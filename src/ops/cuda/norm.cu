@@ -487,12 +487,12 @@ void norm_backward(Lane& lane, const Tensor& dy, const Tensor& x, const Tensor& 
     centred ? backward<T, true>(stream(lane), b, grid, vectors)
             : backward<T, false>(stream(lane), b, grid, vectors);
     launched("run norm_backward");
-    add_partials(stream(lane), weight_sums, chunks, h, gradients.beta, data<A>(gradients.weight),
-                 "run norm_backward");
-    if (centred) {
-      add_partials(stream(lane), bias_sums, chunks, h, gradients.beta, data<A>(gradients.bias),
-                   "run norm_backward");
-    }
+    const auto add = [&](A* sums, const Tensor& gradient) {
+      if (!gradient.defined()) return;  // frozen
+      add_partials(stream(lane), sums, chunks, h, gradients.beta, data<A>(gradient), "run norm_backward");
+    };
+    add(weight_sums, gradients.weight);
+    if (centred) add(bias_sums, gradients.bias);
   });
 }
 
