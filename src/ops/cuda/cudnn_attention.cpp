@@ -32,8 +32,7 @@ using fe::graph::Graph;
 using fe::graph::Tensor_attributes;
 using Described = std::shared_ptr<Tensor_attributes>;
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kForwardScratch = kMiB;  // counters of a persistent kernel; no tensors
+constexpr std::int64_t kSlack = 64 << 10;  // cuDNN 9.19 takes 256 bytes beside the tensors named below
 
 std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -136,8 +135,10 @@ class AttentionPlans {
       }
       problems += "\n  " + problem;
     }
-    fail("cuDNN {} (built with {}) has no plan for {} {}:{}", version_text(cudnnGetVersion()),
-         version_text(CUDNN_VERSION), what, text(key), problems);
+    fail(
+        "cuDNN {} (built with {}) has no plan for {} {} (its kernels are compiled when they are first used: "
+        "libnvrtc.so.13 and libnvrtc-builtins.so.13 must be found too):{}",
+        version_text(cudnnGetVersion()), version_text(CUDNN_VERSION), what, text(key), problems);
   }
 
   // "" or what cuDNN says against it.
@@ -231,22 +232,21 @@ bool cudnn_attention_reaches(std::initializer_list<const Tensor*> tensors) {
 }
 
 std::int64_t cudnn_attention_scratch() {
-  return kForwardScratch;
+  return kSlack;
 }
 
-// What cuDNN keeps between its kernels: dq in f32 and a sum for every row; with grouped queries dk and dv of
-// every query head before they are added up (16 bits; counted as f32 so that heads padded to 64 or 128 fit);
-// in the deterministic form the 16-bit gradient of every score, in tiles of 64 x 128, instead of dq. Tiles
-// are counted as whole ones. The rest is alignment and counters.
+// What cuDNN keeps between its kernels: a sum for every row; dq in f32 or, in the deterministic form, the
+// gradients of all scores in 16 bits, in tiles of 64 x 128; with grouped queries dk and dv of every query
+// head, in 16 bits, before they are added up.
 std::int64_t cudnn_attention_backward_scratch(const Tensor& q, const Tensor& k,
                                               const AttentionOptions& options) {
-  const std::int64_t d = std::max(options.head_dim, 32);
-  const std::int64_t heads = q.dim(1) * (q.columns() / options.head_dim);
-  const std::int64_t queries = round_up(q.dim(0), 128), keys = round_up(k.dim(0), 128);
-  std::int64_t bytes = heads * queries * (d + 2) * 4;
-  if (k.columns() < q.columns()) bytes += 2 * heads * keys * d * 4;
-  if (options.deterministic) bytes += heads * queries * keys * 2;
-  return bytes + kMiB;
+  const std::int64_t d = options.head_dim, queries = q.dim(0), keys = k.dim(0);
+  const std::int64_t heads = q.dim(1) * (q.columns() / d);
+  std::int64_t bytes = heads * queries * 4;
+  bytes += options.deterministic ? heads * round_up(queries, 64) * round_up(keys, 128) * 2
+                                 : heads * queries * d * 4;
+  if (k.columns() < q.columns()) bytes += 2 * heads * keys * d * 2;
+  return bytes + kSlack;
 }
 
 void cudnn_attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
