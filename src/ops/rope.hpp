@@ -12,7 +12,7 @@ struct RopeTable {
 
 // Rotates, in place, the first rotary_dim channels of each head of x [s, b, heads · head_dim] (may be
 // strided). positions [s, b] i32 are rows of the table; undefined: row = index in s. `inverse` rotates back:
-// the derivative.
+// the derivative. A position outside the table is an Error on the CPU; a GPU writes NaN, which is seen later.
 void rope_in_place(Lane& lane, const Tensor& x, const RopeTable& table, const Tensor& positions, int head_dim,
                    bool inverse);
 
