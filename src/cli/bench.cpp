@@ -19,12 +19,20 @@ int bench_step(Args args) {
   options.integer("rounds", bench.rounds, {.low = 1}, "rounds, each timed as a whole");
   options.integer("steps-per-round", bench.steps, {.low = 1}, "steps of a round");
   options.integer("warmup", bench.warmup, {.low = 1}, "steps before the first round");
+  options.flag("profile", bench.profile, "afterwards, the time that each operation takes of a step (GPUs)");
   options.flag("paced", bench.paced, "wait for a line of standard input before each round");
   add_train_options(options, config);
   config.training.train_iters = 1;
   if (answered(options, parse_train_options(options, config, args))) return 0;
   const BenchStepResult result = run_bench_step(config, bench);
   if (!result.reports || result.ms.empty()) return 0;
+  double sum = 0;
+  for (const auto& cost : result.profile) sum += cost.ms;
+  for (const auto& cost : result.profile) {
+    print(fmt::format("{:9.3f} ms {:5.1f} %  {:5.0f} x {:8.1f} us  {}\n", cost.ms, 100 * cost.ms / sum,
+                      cost.calls, 1e3 * cost.ms / cost.calls, cost.name));
+  }
+  if (sum > 0) print(fmt::format("{:9.3f} ms in operations\n", sum));
   std::vector<double> sorted = result.ms;
   std::sort(sorted.begin(), sorted.end());
   print(fmt::format(

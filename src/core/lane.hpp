@@ -1,8 +1,11 @@
 // Lane: what a rank's code may use. Passed down as a parameter; never global, never stored in a module.
 #pragma once
 
+#include <vector>
 #include "core/arena.hpp"
+
 #include "core/device.hpp"
+#include "core/trace.hpp"
 #include "core/workers.hpp"
 
 namespace weft {
@@ -17,6 +20,36 @@ struct Stream {
 class DeviceTools {
  public:
   virtual ~DeviceTools() = default;
+
+  // --- times of operations. While on, each is enclosed by two events of the compute stream, which costs a
+  // little.
+  bool tracing() const { return tracing_; }
+  virtual void trace(bool on) = 0;
+  virtual void begin_traced(std::string name) = 0;
+  virtual void end_traced() = 0;
+  // Waits for the device, and hands out what has been traced since it was turned on.
+  virtual std::vector<TracedOperation> traced() = 0;
+
+ protected:
+  bool tracing_ = false;
+};
+
+// An operation, if the lane is traced; `name` is a function.
+class TraceScope {
+ public:
+  template <class Name>
+  TraceScope(DeviceTools* tools, const Name& name)
+      : tools_(tools != nullptr && tools->tracing() ? tools : nullptr) {
+    if (tools_ != nullptr) tools_->begin_traced(name());
+  }
+  ~TraceScope() {
+    if (tools_ != nullptr) tools_->end_traced();
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  DeviceTools* tools_;
 };
 
 struct Lane {

@@ -2,6 +2,7 @@
 // meta lane counts them) and then calls WEFT_OPS_DISPATCH once; twins of all devices have the same signature.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "core/lane.hpp"
@@ -12,26 +13,36 @@ namespace weft::ops {
   fail("{}: this build has no kernels for device {}", op, name_of(device.kind));
 }
 
+// What a trace calls an operation; some say their shapes too.
+template <class... Arguments>
+std::string trace_name(const char* twin, const Arguments&...) {
+  return twin;
+}
+
 }  // namespace weft::ops
 
 // WEFT_OPS_CUDA(call): the call of a CUDA twin; an Error in a build without them.
 #ifdef WEFT_HAS_CUDA
-#define WEFT_OPS_CUDA(twin, lane, ...) cuda::twin(lane, __VA_ARGS__)
+#define WEFT_OPS_CUDA(twin, lane, ...)                                                                \
+  {                                                                                                   \
+    const TraceScope traced(lane.tools, [&] { return ::weft::ops::trace_name(#twin, __VA_ARGS__); }); \
+    cuda::twin(lane, __VA_ARGS__);                                                                    \
+  }
 #else
-#define WEFT_OPS_CUDA(twin, lane, ...) ::weft::ops::no_kernels(#twin, Device{DeviceKind::kCuda, 0})
+#define WEFT_OPS_CUDA(twin, lane, ...) ::weft::ops::no_kernels(#twin, Device{DeviceKind::kCuda, 0});
 #endif
 
 // WEFT_OPS_DISPATCH(lane, twin, arguments...): runs the twin of the lane's device; nothing on a meta lane.
-#define WEFT_OPS_DISPATCH(lane, twin, ...)    \
-  switch ((lane).device().kind) {             \
-    case DeviceKind::kMeta:                   \
-      break;                                  \
-    case DeviceKind::kCpu:                    \
-      cpu::twin(lane, __VA_ARGS__);           \
-      break;                                  \
-    case DeviceKind::kCuda:                   \
-      WEFT_OPS_CUDA(twin, lane, __VA_ARGS__); \
-      break;                                  \
+#define WEFT_OPS_DISPATCH(lane, twin, ...)   \
+  switch ((lane).device().kind) {            \
+    case DeviceKind::kMeta:                  \
+      break;                                 \
+    case DeviceKind::kCpu:                   \
+      cpu::twin(lane, __VA_ARGS__);          \
+      break;                                 \
+    case DeviceKind::kCuda:                  \
+      WEFT_OPS_CUDA(twin, lane, __VA_ARGS__) \
+      break;                                 \
   }
 
 // WEFT_OPS_SIZE(lane, function, arguments...): a size that depends on the device, meta or not.

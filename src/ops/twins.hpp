@@ -25,6 +25,12 @@ struct Gemm {
   std::int64_t k() const { return form == Form::kTN ? a.rows() : a.columns(); }
 };
 
+inline std::string trace_name(const char* twin, const Gemm& g, const Tensor&) {
+  static constexpr const char* kForms[] = {"nt", "nn", "tn"};
+  return fmt::format("{} {} {}x{}x{}{}", twin, kForms[static_cast<int>(g.form)], g.m(), g.n(), g.k(),
+                     g.beta != 0 ? " add" : "");
+}
+
 namespace cpu {
 #include "ops/twins.inc"
 }  // namespace cpu

@@ -1,8 +1,10 @@
 #include "train/bench_step.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <string>
 
 #include "core/gpu.hpp"
@@ -76,11 +78,31 @@ class RankBench {
                  stdout);
       std::fflush(stdout);
     }
+    if (options_.profile && lane_.tools != nullptr) result.profile = profile();
     engine_.flush();
     result.loss = last_.loss;
   }
 
  private:
+  std::vector<BenchStepResult::Cost> profile() {
+    constexpr int kSteps = 3;
+    synchronize(lane_);
+    lane_.tools->trace(true);
+    for (int i = 0; i < kSteps; ++i) step();
+    std::map<std::string, BenchStepResult::Cost> by_name;
+    for (const TracedOperation& op : lane_.tools->traced()) {
+      BenchStepResult::Cost& cost = by_name[op.name];
+      cost.name = op.name;
+      cost.ms += op.duration / 1e3 / kSteps;
+      cost.calls += 1.0 / kSteps;
+    }
+    lane_.tools->trace(false);
+    std::vector<BenchStepResult::Cost> costs;
+    for (auto& [name, cost] : by_name) costs.push_back(std::move(cost));
+    std::sort(costs.begin(), costs.end(), [](const auto& a, const auto& b) { return a.ms > b.ms; });
+    return costs;
+  }
+
   void step() {
     const std::int64_t consumed =
         iteration_ * shape_.global_batch % (samples_ / shape_.global_batch * shape_.global_batch);

@@ -1,6 +1,9 @@
 // weft bench step: a training step, timed.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "train/config.hpp"
 
 namespace weft {
@@ -12,12 +15,19 @@ struct BenchStepOptions {
   // Before each round a line is read from standard input: another program, timed by turns with this one on
   // the same device, says when it has stopped.
   bool paced = false;
+  bool profile = false;  // afterwards, the time of each operation of a few steps
 };
 
 struct BenchStepResult {
-  std::vector<double> ms;                           // of a step, by round
-  double loss = 0;                                  // of the last step
-  double warmup_seconds = 0;                        // start to the end of the first step
+  std::vector<double> ms;     // of a step, by round
+  double loss = 0;            // of the last step
+  double warmup_seconds = 0;  // start to the end of the first step
+  // Of a step, by operation, longest first.
+  struct Cost {
+    std::string name;
+    double ms = 0, calls = 0;
+  };
+  std::vector<Cost> profile;
   std::size_t planned_bytes = 0, device_bytes = 0;  // of a rank's arena; in use on its device, all told
   bool reports = true;
 };

@@ -91,6 +91,8 @@ void PlanFile::save() {
   const std::filesystem::path temporary =
       fmt::format("{}.{}.{:x}.tmp", path_.string(), getpid(), reinterpret_cast<std::uintptr_t>(this));
   std::error_code error;
+  if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), error);
+  error.clear();  // opening the file says more
   errno = 0;
   {
     std::ofstream out(temporary, std::ios::trunc);

@@ -65,8 +65,9 @@ struct Rotate {
                   : 2 * k + 1 < N ? first.v[(2 * k + 1) % N]
                                   : last.v[(2 * k + 1) % N];
         const A a = to_acc(to_a), z = to_acc(to_b), turn = sign * s.v[k];
-        to_a = from_acc<T>(a * c.v[k] - z * turn);
-        to_b = from_acc<T>(z * c.v[k] + a * turn);
+        // Written with fma, so that every path through this code contracts the same products.
+        to_a = from_acc<T>(fma(a, c.v[k], -(z * turn)));
+        to_b = from_acc<T>(fma(z, c.v[k], a * turn));
       }
       store(p + h * step, first);
       store(p + h * step + second, last);

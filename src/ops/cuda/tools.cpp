@@ -33,6 +33,53 @@ void Staging::upload(cudaStream_t stream, const void* from, void* to, std::size_
   check(cudaEventRecord(slot.copied, stream), "record an event");
 }
 
+Trace::~Trace() {
+  if (start_ != nullptr) cudaEventDestroy(start_);
+  for (const Entry& entry : entries_) {
+    cudaEventDestroy(entry.begin);
+    if (entry.end != nullptr) cudaEventDestroy(entry.end);
+  }
+}
+
+void Trace::start(cudaStream_t stream) {
+  check(cudaEventCreate(&start_), "make an event");
+  check(cudaEventRecord(start_, stream), "record an event");
+}
+
+void Trace::begin(cudaStream_t stream, std::string name) {
+  Entry& entry = entries_.emplace_back(Entry{std::move(name)});
+  check(cudaEventCreate(&entry.begin), "make an event");
+  check(cudaEventRecord(entry.begin, stream), "record an event");
+}
+
+void Trace::end(cudaStream_t stream) {
+  // Called by a destructor: an error shows where the next call finds it.
+  Entry& entry = entries_.back();
+  if (cudaEventCreate(&entry.end) == cudaSuccess) cudaEventRecord(entry.end, stream);
+}
+
+std::vector<TracedOperation> Trace::results() {
+  std::vector<TracedOperation> all;
+  for (const Entry& entry : entries_) {
+    float begin = 0, length = 0;
+    check(cudaEventSynchronize(entry.end), "wait for a trace");
+    check(cudaEventElapsedTime(&begin, start_, entry.begin), "read a trace");
+    check(cudaEventElapsedTime(&length, entry.begin, entry.end), "read a trace");
+    all.push_back({entry.name, 1e3 * static_cast<double>(begin), 1e3 * static_cast<double>(length)});
+  }
+  return all;
+}
+
+void Tools::trace(bool on) {
+  tracing_ = on;
+  tracing = on ? std::make_unique<Trace>() : nullptr;
+  if (on) tracing->start(stream);
+}
+
+std::vector<TracedOperation> Tools::traced() {
+  return tracing != nullptr ? tracing->results() : std::vector<TracedOperation>{};
+}
+
 Tools::Tools(int index, const DeviceOptions& options) : device(index) {
   check(cudaSetDevice(index), "use a GPU");
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index), "ask a GPU");

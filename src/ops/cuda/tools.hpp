@@ -37,6 +37,24 @@ class Staging {
   std::size_t next_ = 0;
 };
 
+// Events around operations.
+class Trace {
+ public:
+  ~Trace();
+  void start(cudaStream_t stream);
+  void begin(cudaStream_t stream, std::string name);
+  void end(cudaStream_t stream);
+  std::vector<TracedOperation> results();
+
+ private:
+  struct Entry {
+    std::string name;
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  std::vector<Entry> entries_;
+  cudaEvent_t start_ = nullptr;
+};
+
 class GemmPlans;       // gemm_plans.hpp
 class AttentionPlans;  // cudnn_attention.cpp
 std::shared_ptr<GemmPlans> make_gemm_plans(int device, const DeviceOptions& options);
@@ -49,6 +67,12 @@ class Tools final : public DeviceTools {
   Tools(const Tools&) = delete;
   Tools& operator=(const Tools&) = delete;
 
+  void trace(bool on) override;
+  void begin_traced(std::string name) override { tracing->begin(stream, std::move(name)); }
+  void end_traced() override { tracing->end(stream); }
+  std::vector<TracedOperation> traced() override;
+
+  std::unique_ptr<Trace> tracing;  // null: off
   int device;
   int multiprocessors = 0;
   cudaStream_t stream = nullptr;

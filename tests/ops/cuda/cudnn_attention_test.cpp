@@ -101,8 +101,14 @@ void CudnnAttention::compare(const Case& c, DType dtype, bool packed, bool deter
   expect_close(forward.out, exact.out, relative, "out", 4 * relative);
   expect_close(forward.lse, exact.lse, 1e-4, "lse");  // natural logarithms, of scores in f32
   const Gradients g = backward(c, in, forward, options, packed);
-  expect_close(g.dq, dq, relative, "dq", 4 * relative);
-  expect_close(g.dk, dk, relative, "dk", 4 * relative);
+  // With a single key the probabilities cannot move: exactly 0, but for the rounding of what cancels.
+  const bool single = k.dim(0) == 1;
+  const auto expect_moved = [&](const Tensor& got, const Tensor& expected, const char* name) {
+    if (!single) return expect_close(got, expected, relative, name, 4 * relative);
+    for (const double x : values_of(to_cpu(got))) EXPECT_NEAR(x, 0, 1e-5) << name;
+  };
+  expect_moved(g.dq, dq, "dq");
+  expect_moved(g.dk, dk, "dk");
   expect_close(g.dv, dv, relative, "dv", 4 * relative);
 
   // Again: by the plan that is there now.
@@ -115,7 +121,7 @@ void CudnnAttention::compare(const Case& c, DType dtype, bool packed, bool deter
     EXPECT_TRUE(same_bits(to_cpu(g.dk), to_cpu(other.dk)));
     EXPECT_TRUE(same_bits(to_cpu(g.dv), to_cpu(other.dv)));
   } else {
-    expect_close(other.dq, dq, relative, "dq again", 4 * relative);
+    expect_moved(other.dq, dq, "dq again");
   }
 }
 
