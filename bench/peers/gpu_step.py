@@ -311,6 +311,7 @@ def run_case(name, args):
             text += f" | peer {ms:.2f} ms loss {loss:.4f} | ratio {row['peer_ms'][-1] / row['weft_ms'][-1]:.3f}"
         log(name, text)
     rest = weft.process.stdout.read()
+    print("\n".join(line for line in rest.split("\n") if "=" not in line), flush=True)
     row["weft_says"] = dict(line.split("=") for line in rest.split("\n") if "=" in line)
     weft.process.wait()
     del peer

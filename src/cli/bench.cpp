@@ -8,6 +8,27 @@
 namespace weft {
 namespace {
 
+// What each operation costs of a step, beside the least that it could.
+std::string profile_table(const BenchStepResult& r) {
+  std::string text = fmt::format(
+      "measured beside it: copies {:.0f} GB/s, bf16 products {:.0f} TFLOP/s; an operation's floor is the "
+      "larger of "
+      "its bytes and its products at these rates\n     ms/step    %   calls  us/call  floor us  of floor  "
+      "operation\n",
+      r.copy_rate / 1e9, r.product_rate / 1e12);
+  double sum = 0, floors = 0;
+  for (const auto& cost : r.profile) sum += cost.ms;
+  for (const auto& cost : r.profile) {
+    const double floor =
+        1e3 * std::max(cost.bytes / r.copy_rate, r.product_rate > 0 ? cost.flops / r.product_rate : 0.0);
+    floors += std::min(floor, cost.ms);
+    text += fmt::format("{:12.3f} {:4.1f} {:7.0f} {:8.1f} {:9.1f} {:8.2f}x  {}\n", cost.ms,
+                        100 * cost.ms / sum, cost.calls, 1e3 * cost.ms / cost.calls, 1e3 * floor / cost.calls,
+                        floor > 0 ? cost.ms / floor : 0.0, cost.name);
+  }
+  return text + fmt::format("{:12.3f} ms in operations, floor {:.3f} ms\n", sum, floors);
+}
+
 int bench_step(Args args) {
   TrainConfig config;
   BenchStepOptions bench;
@@ -26,13 +47,7 @@ int bench_step(Args args) {
   if (answered(options, parse_train_options(options, config, args))) return 0;
   const BenchStepResult result = run_bench_step(config, bench);
   if (!result.reports || result.ms.empty()) return 0;
-  double sum = 0;
-  for (const auto& cost : result.profile) sum += cost.ms;
-  for (const auto& cost : result.profile) {
-    print(fmt::format("{:9.3f} ms {:5.1f} %  {:5.0f} x {:8.1f} us  {}\n", cost.ms, 100 * cost.ms / sum,
-                      cost.calls, 1e3 * cost.ms / cost.calls, cost.name));
-  }
-  if (sum > 0) print(fmt::format("{:9.3f} ms in operations\n", sum));
+  if (!result.profile.empty()) print(profile_table(result));
   std::vector<double> sorted = result.ms;
   std::sort(sorted.begin(), sorted.end());
   print(fmt::format(

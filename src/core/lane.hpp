@@ -25,7 +25,7 @@ class DeviceTools {
   // little.
   bool tracing() const { return tracing_; }
   virtual void trace(bool on) = 0;
-  virtual void begin_traced(std::string name) = 0;
+  virtual void begin_traced(OperationCost cost) = 0;
   virtual void end_traced() = 0;
   // Waits for the device, and hands out what has been traced since it was turned on.
   virtual std::vector<TracedOperation> traced() = 0;
@@ -34,13 +34,13 @@ class DeviceTools {
   bool tracing_ = false;
 };
 
-// An operation, if the lane is traced; `name` is a function.
+// An operation, if the lane is traced; cost() says which.
 class TraceScope {
  public:
-  template <class Name>
-  TraceScope(DeviceTools* tools, const Name& name)
+  template <class Cost>
+  TraceScope(DeviceTools* tools, const Cost& cost)
       : tools_(tools != nullptr && tools->tracing() ? tools : nullptr) {
-    if (tools_ != nullptr) tools_->begin_traced(name());
+    if (tools_ != nullptr) tools_->begin_traced(cost());
   }
   ~TraceScope() {
     if (tools_ != nullptr) tools_->end_traced();

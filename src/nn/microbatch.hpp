@@ -12,8 +12,7 @@
 
 namespace weft {
 
-// What the data says about a microbatch. Host or device memory as the lane's device needs, except sample_ids
-// (host).
+// What the data says about a microbatch, in the memory of the lane's device.
 struct MicrobatchData {
   Tensor tokens;                    // [b, s] i32
   Tensor labels;                    // [b, s] i32; −100 is ignored

@@ -1,6 +1,7 @@
 #include "ops/attention.hpp"
 
 #include "ops/checks.hpp"
+#include "ops/costs.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/twins.hpp"
 

@@ -19,7 +19,7 @@ struct AttentionOptions {
   // when uniform(word) ≥ dropout; query = index + query_offset, head = first_head + index.
   double dropout = 0;
   RandomKey dropout_key;
-  Tensor sample_ids;            // [b] i64 (host memory): global sample numbers; needed when dropout > 0
+  Tensor sample_ids;            // [b] i64: global sample numbers; needed when dropout > 0
   std::int64_t first_head = 0;  // global number of this rank's first query head
   // Backward on a GPU by cuDNN: dq summed in a fixed order, so that repeating it gives the same bits. Costs
   // time and 2 · b · q_heads · s · sk bytes of scratch. All other kernels do so anyway.

@@ -13,20 +13,14 @@ namespace weft::ops {
   fail("{}: this build has no kernels for device {}", op, name_of(device.kind));
 }
 
-// What a trace calls an operation; some say their shapes too.
-template <class... Arguments>
-std::string trace_name(const char* twin, const Arguments&...) {
-  return twin;
-}
-
 }  // namespace weft::ops
 
 // WEFT_OPS_CUDA(call): the call of a CUDA twin; an Error in a build without them.
 #ifdef WEFT_HAS_CUDA
-#define WEFT_OPS_CUDA(twin, lane, ...)                                                                \
-  {                                                                                                   \
-    const TraceScope traced(lane.tools, [&] { return ::weft::ops::trace_name(#twin, __VA_ARGS__); }); \
-    cuda::twin(lane, __VA_ARGS__);                                                                    \
+#define WEFT_OPS_CUDA(twin, lane, ...)                                                             \
+  {                                                                                                \
+    const TraceScope traced(lane.tools, [&] { return ::weft::ops::cost_of(#twin, __VA_ARGS__); }); \
+    cuda::twin(lane, __VA_ARGS__);                                                                 \
   }
 #else
 #define WEFT_OPS_CUDA(twin, lane, ...) ::weft::ops::no_kernels(#twin, Device{DeviceKind::kCuda, 0});

@@ -11,7 +11,7 @@ namespace weft::ops {
 struct DropoutSite {
   double p = 0;
   RandomKey key;                   // of (seed, step, layer, site)
-  Tensor sample_ids;               // [b] i64, host memory: global sample numbers; needed when p > 0
+  Tensor sample_ids;               // [b] i64: global sample numbers; needed when p > 0
   std::int64_t first_token = 0;    // global number of row 0 of dim 0 (sequence parallel)
   std::int64_t first_channel = 0;  // global number of the first channel
 };

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "ops/checks.hpp"
+#include "ops/costs.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/twins.hpp"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/checks.hpp"
+#include "ops/costs.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/elementwise.hpp"
 #include "ops/twins.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/lane.hpp"
+#include "core/trace.hpp"
 #include "ops/activation.hpp"
 #include "ops/attention.hpp"
 #include "ops/cross_entropy.hpp"
@@ -24,12 +25,6 @@ struct Gemm {
   std::int64_t n() const { return form == Form::kNT ? b.rows() : b.columns(); }
   std::int64_t k() const { return form == Form::kTN ? a.rows() : a.columns(); }
 };
-
-inline std::string trace_name(const char* twin, const Gemm& g, const Tensor&) {
-  static constexpr const char* kForms[] = {"nt", "nn", "tn"};
-  return fmt::format("{} {} {}x{}x{}{}", twin, kForms[static_cast<int>(g.form)], g.m(), g.n(), g.k(),
-                     g.beta != 0 ? " add" : "");
-}
 
 namespace cpu {
 #include "ops/twins.inc"

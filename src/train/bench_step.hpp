@@ -25,9 +25,10 @@ struct BenchStepResult {
   // Of a step, by operation, longest first.
   struct Cost {
     std::string name;
-    double ms = 0, calls = 0;
+    double ms = 0, calls = 0, bytes = 0, flops = 0;
   };
   std::vector<Cost> profile;
+  double copy_rate = 0, product_rate = 0;           // measured beside it: bytes and bf16 operations a second
   std::size_t planned_bytes = 0, device_bytes = 0;  // of a rank's arena; in use on its device, all told
   bool reports = true;
 };

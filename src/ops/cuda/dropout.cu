@@ -9,9 +9,6 @@
 namespace weft::ops::cuda {
 namespace {
 
-// The numbers of up to this many samples travel with the launch, so nothing is copied and nothing waits.
-constexpr Index kSamples = 128;
-
 // The site's mask, of the samples of one launch. An element is kept when uniform(word) ≥ p: bits >> 8 against
 // p · 2²⁴ in integers.
 struct Mask {
@@ -19,7 +16,7 @@ struct Mask {
   std::uint32_t threshold;
   double scale;
   std::int64_t first_token, first_channel;
-  std::int64_t samples[kSamples];
+  const std::int64_t* samples;  // device memory
 
   // Factors of channels [j, j + N) of sample b: 1 / (1 − p) or 0. N above 1: first_channel + j is a multiple
   // of N or of 4.
@@ -51,7 +48,7 @@ struct BiasDropoutAdd {
   const T *x, *bias, *residual;
   Index x_ld, residual_ld;
   T* out;
-  Index out_ld, batch, first_sample;
+  Index out_ld, batch;
   Mask mask;
 
   template <int N>
@@ -60,7 +57,7 @@ struct BiasDropoutAdd {
   };
   template <int N>
   __device__ In<N> load(Index t, Index b, Index j) const {
-    const Index row = t * batch + first_sample + b;
+    const Index row = t * batch + b;
     In<N> in;
     in.x = cuda::load<N>(x + row * x_ld + j);
     if constexpr (kBias) in.bias = cuda::load<N>(bias + j);
@@ -80,7 +77,7 @@ struct BiasDropoutAdd {
       if constexpr (kResidual) v += to_acc(in.residual.v[i]);
       result.v[i] = from_acc<T>(v);
     }
-    store(out + (t * batch + first_sample + b) * out_ld + j, result);
+    store(out + (t * batch + b) * out_ld + j, result);
   }
 };
 
@@ -98,18 +95,15 @@ void run(Lane& lane, const Tensor& x, const Tensor& bias, const Tensor& residual
       if (kResidual) op.residual = data<T>(residual), op.residual_ld = residual.ld();
       op.out = data<T>(out), op.out_ld = out.ld();
       op.batch = x.dim(1);
-      if (!kMasked) return for_tokens<N>(stream(lane), what, op, x.dim(0), op.batch, x.columns(), vectors);
-      op.mask.key = site.key;
-      op.mask.threshold = static_cast<std::uint32_t>(std::ceil(site.p * 0x1p24));
-      op.mask.scale = 1.0 / (1.0 - site.p);
-      op.mask.first_token = site.first_token, op.mask.first_channel = site.first_channel;
-      const std::int64_t* samples = site.sample_ids.data<std::int64_t>();
-      for (Index first = 0; first < op.batch; first += kSamples) {
-        const Index count = std::min(kSamples, op.batch - first);
-        op.first_sample = first;
-        std::copy_n(samples + first, count, op.mask.samples);
-        for_tokens<N>(stream(lane), what, op, x.dim(0), count, x.columns(), vectors);
+      if (kMasked) {
+        op.mask = {.key = site.key,
+                   .threshold = static_cast<std::uint32_t>(std::ceil(site.p * 0x1p24)),
+                   .scale = 1.0 / (1.0 - site.p),
+                   .first_token = site.first_token,
+                   .first_channel = site.first_channel,
+                   .samples = data<std::int64_t>(site.sample_ids)};
       }
+      for_tokens<N>(stream(lane), what, op, x.dim(0), op.batch, x.columns(), vectors);
     };
     const auto with_mask = [&]<bool kMasked>() {
       if (bias.defined()) {

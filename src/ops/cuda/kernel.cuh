@@ -83,9 +83,22 @@ template <int N, class T>
 __device__ inline Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
+// In words of 16 bytes where there are as many: left to itself the compiler stores 16-bit elements one by
+// one.
 template <int N, class T>
 __device__ inline void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
+  if constexpr (sizeof(v) % 16 == 0) {
+    uint4 words[sizeof(v) / 16];
+    memcpy(words, &v, sizeof(v));
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(v) / 16; ++i) {
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<uint4*>(p) + i),
+                   "r"(words[i].x), "r"(words[i].y), "r"(words[i].z), "r"(words[i].w)
+                   : "memory");
+    }
+  } else {
+    *reinterpret_cast<Vec<T, N>*>(p) = v;
+  }
 }
 // Makes the compiler convert 16-bit elements anew where they are used next, instead of keeping what it has
 // converted before in twice the registers.

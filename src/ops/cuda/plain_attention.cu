@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kSide = 16;
 constexpr int kThreads = kSide * kSide;
-constexpr int kSamples = 64;  // of one launch
 
 __device__ inline float exponential(float x) {
   return expf(x);
@@ -88,12 +87,11 @@ struct Problem {
   A* lse = nullptr;    // [b, heads, queries]
   A* along = nullptr;  // [b, heads, queries]: Σ dout · out
   Index queries, keys, offset;
-  Index first_sample;
   int heads, group, dim;
   bool causal, drop;
   A scale;
   Dropout dropout;
-  Index samples[kSamples];  // global numbers, from first_sample on
+  const std::int64_t* samples = nullptr;  // device memory: global numbers
 
   __device__ Index visible(Index query) const {
     if (query >= queries) return 0;
@@ -105,7 +103,7 @@ struct Problem {
     return (sample * heads + head) * queries + query;
   }
   // What a probability is multiplied with.
-  __device__ A factor(int sample, int head, Index query, Index key) const {
+  __device__ A factor(Index sample, int head, Index query, Index key) const {
     const auto low = static_cast<std::uint64_t>(key / 4) | static_cast<std::uint64_t>(query + offset) << 32;
     const auto high = static_cast<std::uint64_t>(samples[sample]) << 20 |
                       static_cast<std::uint64_t>(dropout.first_head + head);
@@ -260,8 +258,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   A* const kv = q + Tl::kElements;  // keys, then values
   A* const scores = kv + Tl::kElements;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
-  const int head = blockIdx.y, local_sample = blockIdx.z;
-  const Index sample = p.first_sample + local_sample;
+  const int head = blockIdx.y;
+  const Index sample = blockIdx.z;
   // Late tiles first: they see the most keys.
   const Index first = Index{gridDim.x - 1 - blockIdx.x} * Tl::kTile;
   const Index keys = keys_of_tile(p, first, Tl::kTile);
@@ -310,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
       if (p.drop) {
 #pragma unroll 1
         for (int j = 0; j < R; ++j) {
-          const A factor = p.factor(local_sample, head, first + ty * R + i, from + tx + kSide * j);
+          const A factor = p.factor(sample, head, first + ty * R + i, from + tx + kSide * j);
 #pragma unroll
           for (int at = 0; at < R; ++at) s[i][at] = at == j ? s[i][at] * factor : s[i][at];
         }
@@ -339,7 +337,7 @@ __global__ void __launch_bounds__(kThreads) along_kernel(const __grid_constant__
   using A = Acc<T>;
   const Index query = Index{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   const int head = blockIdx.y;
-  const Index sample = p.first_sample + blockIdx.z;
+  const Index sample = blockIdx.z;
   if (query >= p.queries) return;
   const T* out = p.out.row(query, sample) + Index{head} * p.dim;
   const T* dout = p.dout.row(query, sample) + Index{head} * p.dim;
@@ -375,8 +373,8 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Pr
   A* const v = k + Tl::kElements;
   A* const scores = v + Tl::kElements;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
-  const int head = blockIdx.y, local_sample = blockIdx.z;
-  const Index sample = p.first_sample + local_sample;
+  const int head = blockIdx.y;
+  const Index sample = blockIdx.z;
   const Index first = Index{gridDim.x - 1 - blockIdx.x} * Tl::kTile;
   const Index keys = keys_of_tile(p, first, Tl::kTile);
   load_tile<Tl, T>(p.q, sample, head, p.dim, first, p.queries, p.scale, q);
@@ -405,7 +403,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Pr
 #pragma unroll
       for (int j = 0; j < R; ++j) {
         const Index key = from + tx + kSide * j;
-        if (p.drop) dp[i][j] *= p.factor(local_sample, head, first + ty * R + i, key);
+        if (p.drop) dp[i][j] *= p.factor(sample, head, first + ty * R + i, key);
         s[i][j] = key < seen[i] ? exponential(s[i][j] - lse[i]) * (dp[i][j] - along[i]) : A{0};
       }
     }
@@ -436,8 +434,8 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ P
   A* const dout = q + Tl::kElements;
   A* const scores = dout + Tl::kElements;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
-  const int kv_head = blockIdx.y, local_sample = blockIdx.z;
-  const Index sample = p.first_sample + local_sample;
+  const int kv_head = blockIdx.y;
+  const Index sample = blockIdx.z;
   const Index first = Index{blockIdx.x} * Tl::kTile;
   load_tile<Tl, T>(p.k, sample, kv_head, p.dim, first, p.keys, A{1}, k);
   load_tile<Tl, T>(p.v, sample, kv_head, p.dim, first, p.keys, A{1}, v);
@@ -475,7 +473,7 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(const __grid_constant__ P
         for (int j = 0; j < R; ++j) {
           const Index key = first + ty * R + i;
           const A probability = key < seen[j] ? exponential(s[i][j] - lse[j]) : A{0};
-          const A factor = p.drop ? p.factor(local_sample, head, from + tx + kSide * j, key) : A{1};
+          const A factor = p.drop ? p.factor(sample, head, from + tx + kSide * j, key) : A{1};
           s[i][j] = probability * factor;
           dp[i][j] = key < seen[j] ? probability * (dp[i][j] * factor - along[j]) : A{0};
         }
@@ -526,20 +524,15 @@ Problem<T> problem_of(const Tensor& q, const Tensor& k, const Tensor& v, const A
     p.dropout.scale = 1 / (1 - options.dropout);
     p.dropout.key = options.dropout_key;
     p.dropout.first_head = options.first_head;
+    p.samples = data<std::int64_t>(options.sample_ids);
   }
   return p;
 }
 
-// Calls body(samples of this launch) with p set for them.
-template <class T, class Body>
-void for_samples(Problem<T>& p, const AttentionOptions& options, Index batch, const Body& body) {
-  for (p.first_sample = 0; p.first_sample < batch; p.first_sample += kSamples) {
-    const Index count = std::min<Index>(kSamples, batch - p.first_sample);
-    if (p.drop) {
-      std::copy_n(options.sample_ids.data<std::int64_t>() + p.first_sample, count, p.samples);
-    }
-    body(static_cast<unsigned>(count));
-  }
+// One plane of the grid for each sample.
+unsigned planes(const Tensor& q) {
+  WEFT_CHECK(q.dim(1) <= 65535, "attention: {} samples at a time; a GPU takes 65535", q.dim(1));
+  return static_cast<unsigned>(q.dim(1));
 }
 
 template <class Body>
@@ -571,10 +564,8 @@ void plain_attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor&
     visit_dim(p.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
       using Tl = Tiling<Acc<T>, kDim>;
       constexpr int kBytes = (2 * Tl::kElements + Tl::kScores) * static_cast<int>(sizeof(Acc<T>));
-      for_samples(p, options, q.dim(1), [&](unsigned samples) {
-        const dim3 grid(blocks_for(p.queries, Tl::kTile), static_cast<unsigned>(p.heads), samples);
-        launch(forward_kernel<T, kDim>, stream(lane), grid, kBytes, p, "run attention");
-      });
+      const dim3 grid(blocks_for(p.queries, Tl::kTile), static_cast<unsigned>(p.heads), planes(q));
+      launch(forward_kernel<T, kDim>, stream(lane), grid, kBytes, p, "run attention");
     });
   });
 }
@@ -600,21 +591,20 @@ void plain_attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, c
       using Tl = Tiling<Acc<T>, kDim>;
       constexpr int kBytes = (4 * Tl::kElements + Tl::kScores) * static_cast<int>(sizeof(Acc<T>));
       static_assert(kBytes <= 227 << 10);
-      for_samples(p, options, q.dim(1), [&](unsigned samples) {
-        const auto heads = static_cast<unsigned>(p.heads);
-        const auto kv_heads = static_cast<unsigned>(p.heads / p.group);
-        if (p.queries > 0) {
-          along_kernel<T>
-              <<<dim3(blocks_for(p.queries, kThreads / 32), heads, samples), kThreads, 0, stream(lane)>>>(p);
-          launched("run attention_backward");
-          launch(dq_kernel<T, kDim>, stream(lane), dim3(blocks_for(p.queries, Tl::kTile), heads, samples),
-                 kBytes, p, "run attention_backward");
-        }
-        if (p.keys > 0) {
-          launch(dkv_kernel<T, kDim>, stream(lane), dim3(blocks_for(p.keys, Tl::kTile), kv_heads, samples),
-                 kBytes, p, "run attention_backward");
-        }
-      });
+      const unsigned samples = planes(q);
+      const auto heads = static_cast<unsigned>(p.heads);
+      const auto kv_heads = static_cast<unsigned>(p.heads / p.group);
+      if (p.queries > 0) {
+        along_kernel<T>
+            <<<dim3(blocks_for(p.queries, kThreads / 32), heads, samples), kThreads, 0, stream(lane)>>>(p);
+        launched("run attention_backward");
+        launch(dq_kernel<T, kDim>, stream(lane), dim3(blocks_for(p.queries, Tl::kTile), heads, samples),
+               kBytes, p, "run attention_backward");
+      }
+      if (p.keys > 0) {
+        launch(dkv_kernel<T, kDim>, stream(lane), dim3(blocks_for(p.keys, Tl::kTile), kv_heads, samples),
+               kBytes, p, "run attention_backward");
+      }
     });
   });
 }

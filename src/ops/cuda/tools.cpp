@@ -46,8 +46,8 @@ void Trace::start(cudaStream_t stream) {
   check(cudaEventRecord(start_, stream), "record an event");
 }
 
-void Trace::begin(cudaStream_t stream, std::string name) {
-  Entry& entry = entries_.emplace_back(Entry{std::move(name)});
+void Trace::begin(cudaStream_t stream, OperationCost cost) {
+  Entry& entry = entries_.emplace_back(Entry{std::move(cost)});
   check(cudaEventCreate(&entry.begin), "make an event");
   check(cudaEventRecord(entry.begin, stream), "record an event");
 }
@@ -65,7 +65,7 @@ std::vector<TracedOperation> Trace::results() {
     check(cudaEventSynchronize(entry.end), "wait for a trace");
     check(cudaEventElapsedTime(&begin, start_, entry.begin), "read a trace");
     check(cudaEventElapsedTime(&length, entry.begin, entry.end), "read a trace");
-    all.push_back({entry.name, 1e3 * static_cast<double>(begin), 1e3 * static_cast<double>(length)});
+    all.push_back({entry.cost, 1e3 * static_cast<double>(begin), 1e3 * static_cast<double>(length)});
   }
   return all;
 }

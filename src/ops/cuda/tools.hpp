@@ -42,13 +42,13 @@ class Trace {
  public:
   ~Trace();
   void start(cudaStream_t stream);
-  void begin(cudaStream_t stream, std::string name);
+  void begin(cudaStream_t stream, OperationCost cost);
   void end(cudaStream_t stream);
   std::vector<TracedOperation> results();
 
  private:
   struct Entry {
-    std::string name;
+    OperationCost cost;
     cudaEvent_t begin = nullptr, end = nullptr;
   };
   std::vector<Entry> entries_;
@@ -68,7 +68,7 @@ class Tools final : public DeviceTools {
   Tools& operator=(const Tools&) = delete;
 
   void trace(bool on) override;
-  void begin_traced(std::string name) override { tracing->begin(stream, std::move(name)); }
+  void begin_traced(OperationCost cost) override { tracing->begin(stream, std::move(cost)); }
   void end_traced() override { tracing->end(stream); }
   std::vector<TracedOperation> traced() override;
 

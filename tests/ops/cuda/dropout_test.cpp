@@ -16,9 +16,13 @@ class CudaDropout : public OnGpuViews {
     site.key = RandomKey{9}.with("hidden");
     site.first_token = first_token;
     site.first_channel = first_channel;
-    site.sample_ids = zeros(cpu(), DType::kI64, {batch});  // host memory, as the contract says
+    site.sample_ids = zeros(cpu(), DType::kI64, {batch});
     for (std::int64_t b = 0; b < batch; ++b)
       set_element(site.sample_ids, b, static_cast<double>(5000000000 + b * b));
+    return site;
+  }
+  ops::DropoutSite on_gpu(ops::DropoutSite site) {
+    site.sample_ids = to_gpu(site.sample_ids);
     return site;
   }
 };
@@ -43,20 +47,20 @@ TEST_F(CudaDropout, EqualsTheCpuInEveryTypeSizeAndLayout) {
             const ops::DropoutSite site = site_of(p, shape[1], 7, first_channel);
             poison(1 << 20);
             // One product each: the same bits, so also the same zeros.
-            const Tensor bare = ops::bias_dropout_add(gpu(), x, {}, {}, site);
+            const Tensor bare = ops::bias_dropout_add(gpu(), x, {}, {}, on_gpu(site));
             ASSERT_TRUE(same_bits(to_cpu(bare), ops::bias_dropout_add(cpu(), host_x, {}, {}, site)))
                 << name_of(dtype) << to_string(shape) << p << " " << first_channel;
-            ASSERT_TRUE(same_bits(to_cpu(ops::bias_dropout_add(gpu(), x, bias, {}, site)),
+            ASSERT_TRUE(same_bits(to_cpu(ops::bias_dropout_add(gpu(), x, bias, {}, on_gpu(site))),
                                   ops::bias_dropout_add(cpu(), host_x, host_bias, {}, site)));
-            ASSERT_TRUE(same_bits(to_cpu(ops::dropout_backward(gpu(), dout, site)),
+            ASSERT_TRUE(same_bits(to_cpu(ops::dropout_backward(gpu(), dout, on_gpu(site))),
                                   ops::dropout_backward(cpu(), host_dout, site)));
-            const Tensor all = ops::bias_dropout_add(gpu(), x, bias, residual, site);
+            const Tensor all = ops::bias_dropout_add(gpu(), x, bias, residual, on_gpu(site));
             expect_close(all, ops::bias_dropout_add(cpu(), wide(x), wide(bias), wide(residual), site),
                          rounding(dtype), "all");
-            expect_close(ops::bias_dropout_add(gpu(), x, {}, residual, site),
+            expect_close(ops::bias_dropout_add(gpu(), x, {}, residual, on_gpu(site)),
                          ops::bias_dropout_add(cpu(), wide(x), {}, wide(residual), site), rounding(dtype),
                          "without bias");
-            EXPECT_TRUE(same_on_gpu(ops::bias_dropout_add(gpu(), x, bias, residual, site), all));
+            EXPECT_TRUE(same_on_gpu(ops::bias_dropout_add(gpu(), x, bias, residual, on_gpu(site)), all));
           }
         }
         expect_borders();
@@ -70,7 +74,7 @@ TEST_F(CudaDropout, IsTheDocumentedFunction) {
   const std::int64_t first_token = (std::int64_t{1} << 32) - 5, first_channel = 40;
   const ops::DropoutSite site = site_of(0.3, 200, first_token - 3, first_channel);
   const Tensor x = to_gpu(constant(cpu(), DType::kF32, {5, 200, 24}, 1));
-  const Tensor y = to_cpu(ops::bias_dropout_add(gpu(), x, {}, {}, site));
+  const Tensor y = to_cpu(ops::bias_dropout_add(gpu(), x, {}, {}, on_gpu(site)));
   double kept = 0;
   for (std::int64_t i = 0; i < y.elems(); ++i) {
     const auto c = static_cast<std::uint64_t>(i % 24 + first_channel);

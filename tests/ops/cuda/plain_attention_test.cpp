@@ -43,6 +43,10 @@ class CudaPlainAttention : public OnGpu {
     }
     return o;
   }
+  AttentionOptions on_gpu(AttentionOptions o) {
+    o.sample_ids = to_gpu(o.sample_ids);
+    return o;
+  }
   // q with an odd stride, or packed with k and v as a packed qkv is; k and v in one packed tensor.
   Inputs inputs_of(DType dtype, const Case& c, bool packed) {
     const std::int64_t wq = c.q_heads * c.head_dim, wk = c.kv_heads * c.head_dim;
@@ -62,7 +66,7 @@ class CudaPlainAttention : public OnGpu {
     const Tensor out = gpu().alloc(in.q.dtype(), in.q.shape(), "out");
     ops::fill(gpu(), out, std::nan(""));
     AttentionResult r{out, lse};
-    ops::cuda::plain_attention(gpu(), in.q, in.k, in.v, o, r);
+    ops::cuda::plain_attention(gpu(), in.q, in.k, in.v, on_gpu(o), r);
     return r;
   }
   // Into views of one tensor where the shapes allow it.
@@ -82,7 +86,8 @@ class CudaPlainAttention : public OnGpu {
     }
     const Tensor scratch =
         gpu().alloc(DType::kU8, {ops::cuda::plain_attention_backward_scratch(in.q, in.k, o)}, "scratch");
-    ops::cuda::plain_attention_backward(gpu(), in.dout, in.q, in.k, in.v, r, o, g.dq, g.dk, g.dv, scratch);
+    ops::cuda::plain_attention_backward(gpu(), in.dout, in.q, in.k, in.v, r, on_gpu(o), g.dq, g.dk, g.dv,
+                                        scratch);
     return g;
   }
 

@@ -1,0 +1,112 @@
+// The least that an operation must do, from the arguments of its twin: each operand read or written once, and
+// the floating-point operations of matrix products. Scratch counts nowhere. Used only while a lane is traced.
+#pragma once
+
+#include "core/trace.hpp"
+#include "ops/twins.hpp"
+
+namespace weft::ops {
+
+namespace costs {
+
+inline double bytes(const Tensor& x) {
+  return x.defined() ? static_cast<double>(x.bytes()) : 0;
+}
+inline double bytes(const NormResult& r) {
+  return bytes(r.y) + bytes(r.mean) + bytes(r.rstd);
+}
+inline double bytes(const NormGradients& g) {
+  return bytes(g.weight) + bytes(g.bias);
+}
+inline double bytes(const CrossEntropyLocal& l) {
+  return bytes(l.max) + bytes(l.sums);
+}
+inline double bytes(const CrossEntropyResult& r) {
+  return bytes(r.losses) + bytes(r.lse);
+}
+inline double bytes(const ActivationAgain& a) {
+  return bytes(a.dx) + bytes(a.y);
+}
+inline double bytes(const AttentionResult& r) {
+  return bytes(r.out) + bytes(r.lse);
+}
+inline double elems(const FlatPieces& pieces) {
+  double n = 0;
+  for (const FlatPiece& piece : pieces.list()) n += static_cast<double>(piece.elems);
+  return n;
+}
+template <class T>
+double bytes(const T&) {
+  return 0;
+}
+
+}  // namespace costs
+
+template <class... Arguments>
+OperationCost cost_of(const char* twin, const Arguments&... arguments) {
+  return {twin, (0.0 + ... + costs::bytes(arguments))};
+}
+
+inline OperationCost cost_of(const char* twin, const Gemm& g, const Tensor&) {
+  static constexpr const char* kForms[] = {"nt", "nn", "tn"};
+  const auto m = static_cast<double>(g.m()), n = static_cast<double>(g.n()), k = static_cast<double>(g.k());
+  return {fmt::format("{} {} {}x{}x{}{}", twin, kForms[static_cast<int>(g.form)], g.m(), g.n(), g.k(),
+                      g.beta != 0 ? " add" : ""),
+          costs::bytes(g.a) + costs::bytes(g.b) + costs::bytes(g.bias) +
+              costs::bytes(g.c) * (g.beta != 0 ? 2 : 1),
+          2 * m * n * k};
+}
+
+// Two products forward and five backward; under a causal mask half of each.
+inline double products_of(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+  const double scores = static_cast<double>(q.dim(0)) * static_cast<double>(k.dim(0)) *
+                        static_cast<double>(q.dim(1)) * static_cast<double>(q.columns());
+  return 2 * scores * (options.causal && q.dim(0) == k.dim(0) ? 0.5 : 1.0);
+}
+inline OperationCost cost_of(const char* twin, const Tensor& q, const Tensor& k, const Tensor& v,
+                             const AttentionOptions& options, const AttentionResult& result, const Tensor&) {
+  return {twin, costs::bytes(q) + costs::bytes(k) + costs::bytes(v) + costs::bytes(result),
+          2 * products_of(q, k, options)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& dout, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionResult& result, const AttentionOptions& options,
+                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor&) {
+  return {twin,
+          costs::bytes(dout) + costs::bytes(q) + costs::bytes(k) + costs::bytes(v) + costs::bytes(result) +
+              costs::bytes(dq) + costs::bytes(dk) + costs::bytes(dv),
+          5 * products_of(q, k, options)};
+}
+
+// In place: read and written.
+inline OperationCost cost_of(const char* twin, const Tensor& x, const RopeTable& table,
+                             const Tensor& positions, int, bool) {
+  return {twin,
+          2 * costs::bytes(x) + costs::bytes(table.cos) + costs::bytes(table.sin) + costs::bytes(positions)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& logits, const Tensor& labels,
+                             const CrossEntropyOptions&, double, const CrossEntropyResult& result,
+                             const Tensor&) {
+  return {twin, 2 * costs::bytes(logits) + costs::bytes(labels) + costs::bytes(result)};
+}
+// dy is read; what it adds to is counted by the rows that it has.
+inline OperationCost cost_of(const char* twin, const Tensor& dy, const Tensor& ids, const Tensor& table,
+                             std::int64_t, float beta, const Tensor&) {
+  return {twin, costs::bytes(dy) + costs::bytes(ids) + costs::bytes(table) * (beta != 0 ? 0 : 1)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& ids, const Tensor&, std::int64_t,
+                             const Tensor& y) {
+  return {twin, costs::bytes(ids) + 2 * costs::bytes(y)};
+}
+// Gradient read, master and moments read and written: 30 bytes of a bf16 parameter.
+inline OperationCost cost_of(const char* twin, const AdamWStep&, const FlatPieces& pieces,
+                             const AdamWTensors& t) {
+  const double wide = static_cast<double>(bytes_of(t.master.dtype()));
+  const double own = t.weight.raw() == t.master.raw() ? 0 : static_cast<double>(bytes_of(t.weight.dtype()));
+  return {twin, costs::elems(pieces) * (7 * wide + own)};
+}
+inline OperationCost cost_of(const char* twin, const FlatPieces& pieces, const Tensor& x, const Tensor&,
+                             const Tensor&) {
+  return {twin, costs::elems(pieces) * static_cast<double>(bytes_of(x.dtype()))};
+}
+
+}  // namespace weft::ops
