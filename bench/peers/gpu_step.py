@@ -42,6 +42,7 @@ CASES = {
     "tiny-gpt2": dict(GPT2, layers=2, hidden=256, heads=4, batch=4, compile="whole"),
     "tiny-llama": dict(LLAMA, layers=2, hidden=512, heads=4, groups=2, ffn=1024, vocab=2048, seq=512, batch=2,
                        compile="block"),
+    "wide-llama": dict(LLAMA, layers=1, vocab=2048, seq=512, batch=2, compile="block"),
 }
 
 
