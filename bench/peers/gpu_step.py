@@ -254,7 +254,7 @@ class Weft:
                    "--batches", file, "--device", "cuda", "--ranks", 1, "--micro-batch-size", case["batch"],
                    "--hidden-dropout", 0, "--attention-dropout", 0, "--lr", lr, "--lr-decay-style", "constant",
                    "--adam-beta1", 0.9, "--adam-beta2", 0.95, "--weight-decay", 0.1, "--clip-grad", 1.0,
-                   *model, *args.option.split()]
+                   *model, *(["--profile"] if args.profile and args.weft_only else []), *args.option.split()]
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
 
@@ -329,6 +329,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--weft-only", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="with --weft-only: what each operation costs")
     parser.add_argument("--option", default="", help="more options for weft")
     args = parser.parse_args()
     rows = []

@@ -221,10 +221,12 @@ class Builder {
     std::int64_t size;
     std::int64_t groups = 0;  // key/value heads, of which a rank has at least one; 0: rows to cut anywhere
   };
-  // `norm`: what makes its input again, or null.
+  // `norm`: what makes its input again, or null. left_bias: null, or where to put the bias (or null), whose
+  // gradient the caller then takes.
   std::unique_ptr<nn::Linear> column_linear(const LinearSpec& spec, const std::string& prefix,
                                             const std::string& fused, const std::vector<Rows>& rows,
-                                            const nn::RecomputedNorm* norm) {
+                                            const nn::RecomputedNorm* norm,
+                                            const Param** left_bias = nullptr) {
     std::vector<LogicalTensor> weights, biases;
     for (const Rows& r : rows) {
       const auto rows_of = [&](const std::string& name, const Shape& global, Init init) {
@@ -236,15 +238,17 @@ class Builder {
     }
     const Param* weight = add(prefix + fused + ".weight", std::move(weights), traits(true));
     const Param* bias = spec.bias ? add(prefix + fused + ".bias", std::move(biases), traits(false)) : nullptr;
+    const bool bias_gradient = left_bias == nullptr;
+    if (!bias_gradient) *left_bias = bias;
     if (norm != nullptr && weight->trains()) {  // a frozen one has no use for its input
       return std::make_unique<nn::RecomputedInputLinear>(
-          std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias), *norm);
+          std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias, bias_gradient), *norm);
     }
     if (shared_->chunked != nullptr) {
       return std::make_unique<nn::OverlappedColumnParallelLinear>(*shared_->chunked, *weight, bias,
                                                                   context_.weight_grads);
     }
-    return std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias);
+    return std::make_unique<nn::ColumnParallelLinear>(border(), *weight, bias, bias_gradient);
   }
 
   const Param& row_weight(const LinearSpec& spec, const std::string& name, std::int64_t inputs) {
@@ -274,6 +278,7 @@ class Builder {
     const nn::CoreAttentionShape shape{.head_dim = static_cast<int>(spec.head_dim),
                                        .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
                                        .dropout = spec.core_attention.dropout,
+                                       .deterministic = spec.core_attention.deterministic,
                                        .site = nn::dropout_site(layer, "core_attention"),
                                        .first_head = tp_rank_ * spec.heads / tp_};
     if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
@@ -310,9 +315,12 @@ class Builder {
     const std::int64_t f = spec.ffn_hidden_size;
     const std::vector<Rows> rows = spec.gated ? std::vector<Rows>{{"linear_gate", f}, {"linear_up", f}}
                                               : std::vector<Rows>{{"linear_fc1", f}};
-    auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows, norm);
-    if (spec.activation_again && shared_->chunked == nullptr) {
-      return std::make_unique<nn::ActivationAgainMlp>(std::move(fc1), spec.activation, spec.gated,
+    const bool again = spec.activation_again && shared_->chunked == nullptr;
+    const Param* left_bias = nullptr;
+    auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows, norm,
+                             again && !spec.gated ? &left_bias : nullptr);
+    if (again) {
+      return std::make_unique<nn::ActivationAgainMlp>(std::move(fc1), left_bias, spec.activation, spec.gated,
                                                       plain_row_linear(spec.fc2, prefix + "linear_fc2", f));
     }
     std::unique_ptr<nn::ActivationLayer> activation;

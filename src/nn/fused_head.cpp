@@ -11,7 +11,7 @@ void FusedHead::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
   if (!mb.saved.keeps()) return whole_.forward(lane, x, mb);
   const Param& weight = whole_.weight();
   const std::int64_t s = x.dim(0), b = x.dim(1);
-  const std::int64_t piece = std::clamp<std::int64_t>(rows_ / b, 1, s);
+  const std::int64_t piece = std::clamp<std::int64_t>(rows_ / b, 1, (s + 1) / 2);
   const Tensor dx = lane.alloc(x.dtype(), x.shape(), "output layer dx");
   const Tensor losses = lane.alloc(accumulator_of(x.dtype()), {s * b}, "losses");
   float beta = weight.beta();

@@ -11,8 +11,8 @@ namespace weft::nn {
 class FusedHead final : public OutputHead {
  public:
   // `whole`: the same head, for passes that keep nothing (evaluation) and for looks at the logits; its group
-  // has one rank. rows: logits of about this many tokens at a time. Each piece reads and writes the fp32
-  // weight gradient once more (8 · V · h bytes), so they should be large.
+  // has one rank. rows: logits of about this many tokens at a time, of half of them at most. Each piece reads
+  // and writes the fp32 weight gradient once more (8 · V · h bytes), so they should be large.
   FusedHead(LanguageModelHead whole, std::int64_t rows) : whole_(std::move(whole)), rows_(rows) {}
 
   // The gradients of mb.loss_scale · Σ losses; the weight's is added here, microbatch by microbatch.

@@ -17,7 +17,7 @@ Async<Tensor> ColumnParallelLinear::backward(Lane& lane, const Tensor& dy, Micro
 Async<Tensor> ColumnParallelLinear::backward_of(Lane& lane, const Tensor& dy, Tensor x,
                                                 Microbatch& mb) const {
   const Tensor dx_full = ops::gemm_nn(lane, dy, weight_.weight());
-  if (trains(weight_, bias_)) mb.later.push(*this, Pending{dy, std::move(x)});
+  if (trains(weight_, trained_bias_)) mb.later.push(*this, Pending{dy, std::move(x)});
   return border_.combine(lane, dx_full);  // rides under the weight gradient, or whatever runs next
 }
 
@@ -26,8 +26,8 @@ void ColumnParallelLinear::weight_grad(Lane& lane, Pending pending) const {
     const Tensor x_full = border_.spread(lane, pending.x).wait(lane);
     ops::gemm_tn_accumulate(lane, pending.dy, x_full, gradient, beta);
   });
-  if (bias_ == nullptr) return;
-  bias_->contribute(
+  if (trained_bias_ == nullptr) return;
+  trained_bias_->contribute(
       [&](const Tensor& gradient, float beta) { ops::bias_gradient(lane, pending.dy, gradient, beta); });
 }
 

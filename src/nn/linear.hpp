@@ -11,9 +11,10 @@ namespace weft::nn {
 // y = x Wᵀ + b, rows of W [out/tp, in] on each rank.         x outside the region, y [s, b, out/tp]
 class ColumnParallelLinear final : public Linear {
  public:
-  // bias may be null.
-  ColumnParallelLinear(const TensorParallelBorder& border, const Param& weight, const Param* bias)
-      : border_(border), weight_(weight), bias_(bias) {}
+  // bias may be null. bias_gradient false: who reads y takes the gradient of the bias from dy.
+  ColumnParallelLinear(const TensorParallelBorder& border, const Param& weight, const Param* bias,
+                       bool bias_gradient = true)
+      : border_(border), weight_(weight), bias_(bias), trained_bias_(bias_gradient ? bias : nullptr) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Async<Tensor> backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
   // backward for a caller that has x itself and saved nothing.
@@ -32,6 +33,7 @@ class ColumnParallelLinear final : public Linear {
   const TensorParallelBorder& border_;
   const Param& weight_;
   const Param* bias_;
+  const Param* trained_bias_;  // by this
 };
 
 // y = Σ over ranks of x Wᵀ, columns of W [out, in/tp] on each rank.   x [s, b, in/tp], y outside the region.

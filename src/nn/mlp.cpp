@@ -43,8 +43,15 @@ Tensor ActivationAgainMlp::backward(Lane& lane, const Tensor& dy, Microbatch& mb
   ops::ActivationAgain again;
   {
     const auto [h] = mb.saved.pop<Saved>();
-    again = gated_ ? ops::gated_activation_again(lane, kind_, fc2.dx, h)
-                   : ops::activation_again(lane, kind_, fc2.dx, h);
+    if (gated_) {
+      again = ops::gated_activation_again(lane, kind_, fc2.dx, h);
+    } else if (fc1_bias_ != nullptr && fc1_bias_->trains()) {
+      fc1_bias_->contribute([&](const Tensor& gradient, float beta) {
+        again = ops::activation_again(lane, kind_, fc2.dx, h, gradient, beta);
+      });
+    } else {
+      again = ops::activation_again(lane, kind_, fc2.dx, h);
+    }
     fc2.dx = Tensor();
   }
   fc2_->defer(mb, std::move(fc2.dy), std::move(again.y));

@@ -63,9 +63,10 @@ class Mlp final : public Sublayer {
 // activations less.
 class ActivationAgainMlp final : public Sublayer {
  public:
-  ActivationAgainMlp(std::unique_ptr<Linear> fc1, ops::Activation kind, bool gated,
+  // fc1_bias: null, or fc1's bias, of a plain activation, where fc1 itself leaves its gradient to this.
+  ActivationAgainMlp(std::unique_ptr<Linear> fc1, const Param* fc1_bias, ops::Activation kind, bool gated,
                      std::unique_ptr<RowParallelLinear> fc2)
-      : fc1_(std::move(fc1)), kind_(kind), gated_(gated), fc2_(std::move(fc2)) {}
+      : fc1_(std::move(fc1)), fc1_bias_(fc1_bias), kind_(kind), gated_(gated), fc2_(std::move(fc2)) {}
   Tensor forward(Lane& lane, const Tensor& x, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& dy, Microbatch& mb) const override;
 
@@ -74,6 +75,7 @@ class ActivationAgainMlp final : public Sublayer {
     Tensor h;  // fc1's output
   };
   std::unique_ptr<Linear> fc1_;
+  const Param* fc1_bias_;
   ops::Activation kind_;
   bool gated_;
   std::unique_ptr<RowParallelLinear> fc2_;

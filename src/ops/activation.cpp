@@ -67,12 +67,18 @@ Tensor gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, 
   return dx;
 }
 
-ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x) {
+ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                                 const Tensor& db, float beta) {
   check_floating(x, "activation_again", "x");
   check_like(dy, x, "activation_again", "dy");
+  const DType wide = accumulator_of(x.dtype());
+  if (db.defined()) check_vector(db, x.columns(), wide, "activation_again", "db");
   const ActivationAgain again{lane.alloc(x.dtype(), x.shape(), "activation gradient"),
                               lane.alloc(x.dtype(), x.shape(), "activation result")};
-  WEFT_OPS_DISPATCH(lane, activation_again, kind, dy, x, again);
+  const std::int64_t chunks =
+      db.defined() ? WEFT_OPS_SIZE(lane, bias_gradient_chunks, x.rows(), x.columns()) : 0;
+  const Tensor scratch = lane.alloc(wide, {chunks, x.columns()}, "bias_gradient scratch");
+  WEFT_OPS_DISPATCH(lane, activation_again, kind, dy, x, again, db, beta, scratch);
   return again;
 }
 

@@ -30,7 +30,10 @@ Tensor gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, 
 struct ActivationAgain {
   Tensor dx, y;
 };
-ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x);
+// db [f], if defined: = beta · db + column sums of dx, as bias_gradient() has them: of the bias that x was
+// made with.
+ActivationAgain activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
+                                 const Tensor& db = {}, float beta = 0);
 ActivationAgain gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x);
 
 }  // namespace weft::ops

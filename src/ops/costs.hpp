@@ -77,6 +77,10 @@ inline OperationCost cost_of(const char* twin, const Tensor& dout, const Tensor&
           5 * products_of(q, k, options)};
 }
 
+inline OperationCost cost_of(const char* twin, Activation, const Tensor& dy, const Tensor& x,
+                             const ActivationAgain& again, const Tensor&, float, const Tensor&) {
+  return {twin, costs::bytes(dy) + costs::bytes(x) + costs::bytes(again)};
+}
 // In place: read and written.
 inline OperationCost cost_of(const char* twin, const Tensor& x, const RopeTable& table,
                              const Tensor& positions, int, bool) {

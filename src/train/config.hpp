@@ -135,6 +135,7 @@ struct TrainingConfig {
   double label_smoothing = 0;
   double z_loss_coeff = 0;
   bool strict_sequence_length = false;
+  bool deterministic_mode = false;
   std::vector<std::string> freeze;  // patterns of tensors that are not trained, see ModelSpec
   std::int64_t cpu_threads = 0;     // per rank; 0: cores / ranks of this machine
 

@@ -96,7 +96,8 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .overlap_param_gather = c.parallel.overlap_param_gather,
           .overlap_p2p = c.parallel.overlap_p2p_communication,
           .bucket_elems = c.parallel.ddp_bucket_size,
-          .freeze = c.training.freeze};
+          .freeze = c.training.freeze,
+          .deterministic = c.training.deterministic_mode};
 }
 
 Layout layout_of(const TrainConfig& c) {
@@ -134,6 +135,9 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     spec->sequence_parallel = options.sequence_parallel;
     spec->tensor_parallel_chunks = options.tensor_parallel_chunks;
     spec->freeze = options.freeze;
+    for (LayerSpec& layer : spec->layers) {
+      layer.self_attention.core_attention.deterministic = options.deterministic;
+    }
   }
   if (options.training) spec_.recompute = options.recompute;
   const bool distributed = options.training && options.distributed_optimizer;

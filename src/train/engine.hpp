@@ -70,6 +70,7 @@ struct EngineOptions {
   bool overlap_p2p = true;
   std::int64_t bucket_elems = 0;
   std::vector<std::string> freeze;  // see ModelSpec
+  bool deterministic = false;       // see CoreAttentionSpec
   bool training = true;             // false: no optimizer, no dropout (scoring)
 
   static EngineOptions from(const TrainConfig& config);

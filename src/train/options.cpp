@@ -341,6 +341,9 @@ void add_training_options(OptionSet& options, TrainingConfig& t) {
   options.flag("bf16", t.bf16, "compute in bfloat16, update in fp32");
   options.flag("fp16", t.fp16, "compute in half precision with a loss scale, update in fp32");
   options.flag("fp64", t.fp64, "compute and update in double precision, on CPUs: for checks");
+  options.flag(
+      "deterministic-mode", t.deterministic_mode,
+      "the same bits in every run, on GPUs too (slower attention, more memory); CPUs always do that");
   options.integer("seed", t.seed, kCount, "of initial weights, dropout and the order of samples");
   options.flag("calculate-per-token-loss", t.calculate_per_token_loss,
                "mean over the tokens of the global batch; off: mean of the microbatches' means");

@@ -216,9 +216,11 @@ TEST_F(ModuleTest, FeedForwardThatMakesItsActivationAgain) {
     params_ = ParamSet();
     const ops::Activation kind = gated ? ops::Activation::kSilu : ops::Activation::kGeluTanh;
     const std::int64_t width = gated ? 16 : 8;
+    const Param& bias = param("b", {width});
     const nn::ActivationAgainMlp mlp(
-        std::make_unique<nn::ColumnParallelLinear>(border_, param("fc1", {width, 6}), &param("b", {width})),
-        kind, gated, std::make_unique<nn::RowParallelLinear>(border_, param("fc2", {6, 8})));
+        std::make_unique<nn::ColumnParallelLinear>(border_, param("fc1", {width, 6}), &bias, gated),
+        gated ? nullptr : &bias, kind, gated,
+        std::make_unique<nn::RowParallelLinear>(border_, param("fc2", {6, 8})));
     check(
         random_tensor(lane(), {5, 2, 6}, kF64, 1),
         [&](const Tensor& x, Microbatch& mb) { return mlp.forward(lane(), x, mb); },

@@ -11,7 +11,8 @@ ops::AttentionOptions options(const CoreAttentionShape& shape, const Microbatch&
           .dropout = shape.dropout,
           .dropout_key = mb.dropout_key.with(shape.site),
           .sample_ids = mb.batch.sample_ids,
-          .first_head = shape.first_head};
+          .first_head = shape.first_head,
+          .deterministic = shape.deterministic};
 }
 
 }  // namespace

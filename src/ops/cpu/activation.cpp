@@ -142,9 +142,10 @@ void gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, co
 
 // Here x comes from the cache the second time.
 void activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
-                      const ActivationAgain& again) {
+                      const ActivationAgain& again, const Tensor& db, float beta, const Tensor& scratch) {
   activation_backward(lane, kind, dy, x, again.dx);
   activation(lane, kind, x, again.y);
+  if (db.defined()) bias_gradient(lane, again.dx, db, beta, scratch);
 }
 
 void gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,

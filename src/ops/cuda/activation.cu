@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/spans.cuh"
 #include "ops/cuda/tools.hpp"
 #include "ops/twins.hpp"
@@ -123,14 +124,22 @@ struct Backward {
     return {cuda::load<N>(dy + t * dy_ld + j), cuda::load<N>(x + t * x_ld + j)};
   }
   template <int N>
-  __device__ void run(Index t, Index, Index j, const In<N>& in) const {
+  __device__ Vec<T, N> gradient(const In<N>& in) const {
     Vec<T, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       out.v[i] = from_acc<T>(to_acc(in.dy.v[i]) * F::derivative(to_acc(in.x.v[i])));
     }
+    return out;
+  }
+  template <int N>
+  __device__ void put(Index t, Index j, const In<N>& in, const Vec<T, N>& out) const {
     store(dx + t * dx_ld + j, out);
     if constexpr (kAgain) Forward<F, T>{x, x_ld, y, y_ld}.run(t, 0, j, in.x);
+  }
+  template <int N>
+  __device__ void run(Index t, Index, Index j, const In<N>& in) const {
+    put<N>(t, j, in, gradient<N>(in));
   }
 };
 
@@ -196,6 +205,58 @@ struct GatedBackward {
     }
   }
 };
+
+// activation_again with the column sums of dx: the tiles of bias_gradient.cu.
+constexpr int kSumWarps = 8;
+template <class F, class T, int N>
+__global__ void __launch_bounds__(32 * kSumWarps)
+    again_with_sums(const Backward<F, T, true> op, Index rows, Index columns, Acc<T>* __restrict__ partial) {
+  using A = Acc<T>;
+  constexpr int kRows = 2;  // that a warp has under way
+  __shared__ A shared[kSumWarps][32 * N];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Index first = Index{blockIdx.x} * (32 * N), column = first + lane * N;
+  const Index chunk = blockIdx.y, chunks = gridDim.y;
+  const Index end = rows * (chunk + 1) / chunks;
+  A sums[N] = {};
+  if (column < columns) {
+    for (Index row = rows * chunk / chunks + warp; row < end; row += kRows * kSumWarps) {
+      decltype(op.template load<N>(row, 0, column)) in[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (row + u * kSumWarps < end) in[u] = op.template load<N>(row + u * kSumWarps, 0, column);
+      }
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (row + u * kSumWarps < end) {
+          const Vec<T, N> out = op.template gradient<N>(in[u]);
+#pragma unroll
+          for (int e = 0; e < N; ++e) sums[e] += to_acc(out.v[e]);
+          op.template put<N>(row + u * kSumWarps, column, in[u], out);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < N; ++e) shared[warp][lane * N + e] = sums[e];
+  __syncthreads();
+  for (int c = threadIdx.x; c < 32 * N && first + c < columns; c += 32 * kSumWarps) {
+    A total = 0;
+#pragma unroll
+    for (int w = 0; w < kSumWarps; ++w) total += shared[w][c];
+    partial[chunk * columns + first + c] = total;
+  }
+}
+
+template <class F, class T, int N>
+void launch_again_with_sums(cudaStream_t stream, const Tensor& dy, const Tensor& x,
+                            const ActivationAgain& again, Index chunks, Acc<T>* partial) {
+  const Backward<F, T, true> op{data<T>(dy),       data<T>(x),    dy.ld(),          x.ld(),
+                                data<T>(again.dx), again.dx.ld(), data<T>(again.y), again.y.ld()};
+  const dim3 grid(blocks_for(x.columns(), 32 * N), static_cast<unsigned>(chunks));
+  again_with_sums<F, T, N><<<grid, 32 * kSumWarps, 0, stream>>>(op, x.rows(), x.columns(), partial);
+  launched("run activation_again");
+}
 
 template <class Body>
 void visit_activation(Activation kind, Body&& body) {
@@ -270,14 +331,29 @@ void gated_activation_backward(Lane& lane, Activation kind, const Tensor& dy, co
 }
 
 void activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,
-                      const ActivationAgain& again) {
+                      const ActivationAgain& again, const Tensor& db, float beta, const Tensor& scratch) {
   const Tensor &dx = again.dx, &y = again.y;
+  if (db.defined() && x.elems() > 0) {
+    visit(kind, x.dtype(), [&]<class F, class T>(F, T) {
+      const Index chunks = bias_gradient_chunks(lane, x.rows(), x.columns());
+      Acc<T>* partial = data<Acc<T>>(scratch);
+      constexpr int N = kPerVector<T>;
+      const bool vectors =
+          vectorizable(x, N) && vectorizable(dy, N) && vectorizable(dx, N) && vectorizable(y, N);
+      vectors ? launch_again_with_sums<F, T, N>(stream(lane), dy, x, again, chunks, partial)
+              : launch_again_with_sums<F, T, 1>(stream(lane), dy, x, again, chunks, partial);
+      add_partials(stream(lane), partial, chunks, x.columns(), beta, data<Acc<T>>(db),
+                   "run activation_again");
+    });
+    return;
+  }
   visit(kind, x.dtype(), [&]<class F, class T>(F, T) {
     for_elements<kPerVector<T>>(stream(lane), "run activation_again",
                                 Backward<F, T, true>{data<T>(dy), data<T>(x), dy.ld(), x.ld(), data<T>(dx),
                                                      dx.ld(), data<T>(y), y.ld()},
                                 x, dy, dx, y);
   });
+  if (db.defined()) bias_gradient(lane, dx, db, beta, scratch);  // of no rows
 }
 
 void gated_activation_again(Lane& lane, Activation kind, const Tensor& dy, const Tensor& x,

@@ -1,6 +1,7 @@
 #include "ops/activation.hpp"
 
 #include "ops/cuda/views.hpp"
+#include "ops/gemm.hpp"
 
 namespace weft {
 namespace {
@@ -34,6 +35,23 @@ TEST_F(CudaActivation, EveryKindTypeSizeAndLayout) {
           const Tensor dx = ops::gated_activation_backward(gpu(), kind, dy, pair);
           expect_close(dx, ops::gated_activation_backward(cpu(), kind, wdy, wpair), bound, name);
           EXPECT_TRUE(same_on_gpu(ops::activation(gpu(), kind, x), y));
+          // Both passes at once: their bits.
+          const ops::ActivationAgain again = ops::activation_again(gpu(), kind, dy, x);
+          EXPECT_TRUE(same_on_gpu(again.dx, ops::activation_backward(gpu(), kind, dy, x))) << name;
+          EXPECT_TRUE(same_on_gpu(again.y, y)) << name;
+          const ops::ActivationAgain gated = ops::gated_activation_again(gpu(), kind, dy, pair);
+          EXPECT_TRUE(same_on_gpu(gated.dx, dx)) << name;
+          EXPECT_TRUE(same_on_gpu(gated.y, ops::gated_activation(gpu(), kind, pair))) << name;
+          // And with the sums of what was written.
+          for (const float beta : {0.0f, 1.0f}) {
+            const DType wide_type = accumulator_of(dtype);
+            const Tensor db = to_gpu(random(cpu(), wide_type, {columns}, 9)), before = wide(db);
+            const ops::ActivationAgain summed = ops::activation_again(gpu(), kind, dy, x, db, beta);
+            EXPECT_TRUE(same_on_gpu(summed.dx, again.dx)) << name;
+            EXPECT_TRUE(same_on_gpu(summed.y, y)) << name;
+            ops::bias_gradient(cpu(), wide(again.dx), before, beta);
+            expect_close(db, before, dtype == DType::kF64 ? 1e-13 : 2e-6, "db", 1e-4);
+          }
           EXPECT_TRUE(same_on_gpu(ops::gated_activation_backward(gpu(), kind, dy, pair), dx));
           expect_borders();
         }
@@ -86,6 +104,20 @@ TEST_F(CudaActivation, Empty) {
     EXPECT_EQ(ops::activation_backward(gpu(), ops::Activation::kSilu, x, x).elems(), 0);
     const Tensor y = ops::gated_activation(gpu(), ops::Activation::kSilu, x);
     EXPECT_EQ(ops::gated_activation_backward(gpu(), ops::Activation::kSilu, y, x).elems(), 0);
+  }
+}
+
+// Many rows of many columns: several tiles and ranges, of odd sizes.
+TEST_F(CudaActivation, SumsOfMany) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const Shape& shape : {Shape{3001, 1, 768}, Shape{517, 3, 1000}, Shape{70, 1, 4099}}) {
+      const Tensor x = normals(dtype, shape, 1), dy = normals(dtype, shape, 2);
+      const Tensor db = to_gpu(constant(cpu(), DType::kF32, {shape[2]}, 0)), expected = wide(db);
+      const ops::ActivationAgain again =
+          ops::activation_again(gpu(), ops::Activation::kGeluTanh, dy, x, db, 0);
+      ops::bias_gradient(cpu(), wide(again.dx), expected, 0);
+      expect_close(db, expected, 2e-6, "db", 1e-4);
+    }
   }
 }
 

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# The same training run on one rank and on many layouts of GPU ranks: losses and gradient norms must agree.
+#
+#   tests/gpu/layouts.sh WEFT [LAYOUT-NUMBER...]
+#
+# With as many GPUs as a layout has ranks they are threads of one process. With fewer GPUs they share them, as processes
+# under mpirun (as root and with any NCCL: each is told that it has a host of its own): right, but slow.
+set -uo pipefail
+weft=$(realpath "$1")
+shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$(dirname "$0")/../.."
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+[[ $gpus -gt 0 ]] || { echo "layouts: no GPU here"; exit 77; }
+
+"$weft" tokenizer train --input README.md --vocab-size 300 --out "$work/tokenizer.json" 2>/dev/null || exit 1
+common=(train --text-file README.md --tokenizer-model "$work/tokenizer.json" --data-cache-path "$work" --num-layers 4 --hidden-size 96
+  --num-attention-heads 12 --ffn-hidden-size 192 --seq-length 48 --max-position-embeddings 48 --global-batch-size 12
+  --micro-batch-size 1 --train-iters 6 --eval-iters 0 --lr 1e-3 --lr-decay-style constant --clip-grad 1.0 --seed 7 --device cuda)
+llama=(--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --num-query-groups 4
+  --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0)
+gpt=(--position-embedding-type learned_absolute --normalization LayerNorm --hidden-dropout 0.1 --attention-dropout 0.1)
+
+# ranks | options
+layouts=(
+  "2|--tensor-model-parallel-size 2"
+  "2|--tensor-model-parallel-size 2 --sequence-parallel"
+  "2|--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"
+  "2|--pipeline-model-parallel-size 2"
+  "2|--pipeline-model-parallel-size 2 --pipeline-schedule interleaved --num-virtual-stages-per-pipeline-rank 2"
+  "2|--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1"
+  "2|--pipeline-model-parallel-size 2 --pipeline-schedule zb-v"
+  "2|--pipeline-model-parallel-size 2 --pipeline-schedule gpipe --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+  "2|"
+  "2|--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --ddp-bucket-size 20000"
+  "4|--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
+  "4|--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce"
+  "8|--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --pipeline-schedule interleaved --num-virtual-stages-per-pipeline-rank 2 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+  "8|--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --use-distributed-optimizer"
+)
+
+run() {  # metrics-file ranks options...
+  local metrics=$1 ranks=$2
+  shift 2
+  rm -f "$metrics"
+  if [[ $ranks -le $gpus ]]; then
+    timeout 120 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+  else
+    timeout 200 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
+      -x NCCL_SOCKET_IFNAME=lo bash -c 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK; exec "$@"' rank \
+      "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+  fi
+}
+
+# The largest relative difference of losses and of norms from a reference's.
+compare() {
+  awk -v file="$2" '
+    function value(line, key) { return match(line, "\"" key "\": [-0-9.e+]+") ? substr(line, RSTART + length(key) + 4, RLENGTH - length(key) - 4) + 0 : 0 }
+    function rel(a, b) { return (a > b ? a - b : b - a) / (b > 0 ? b : 1) }
+    { loss[NR] = value($0, "lm_loss"); norm[NR] = value($0, "grad_norm"); n = NR }
+    END {
+      while ((getline line < file) > 0) { m++; l = rel(value(line, "lm_loss"), loss[m]); g = rel(value(line, "grad_norm"), norm[m]);
+        if (l > worst_l) worst_l = l; if (g > worst_g) worst_g = g }
+      printf "%d of %d steps, loss %.1e, norm %.1e\n", m, n, worst_l, worst_g
+      exit !(m == n && n > 0 && worst_l < 2e-6 && worst_g < 2e-5)
+    }' "$1"
+}
+
+failed=0
+for model in llama gpt; do
+  declare -n options=$model
+  for precision in fp32; do
+    run "$work/$model.one" 1 "${options[@]}" --$precision || { echo "FAILED $model on one rank"; tail -5 "$work/err"; exit 1; }
+    for number in "${!layouts[@]}"; do
+      [[ $# -eq 0 || " $* " == *" $number "* ]] || continue
+      IFS='|' read -r ranks words <<<"${layouts[$number]}"
+      read -r -a more <<<"$words"
+      begin=$SECONDS
+      if run "$work/many" "$ranks" "${options[@]}" --$precision "${more[@]}" && text=$(compare "$work/$model.one" "$work/many"); then
+        echo "ok     $model $precision $number ranks $ranks $words: $text ($((SECONDS - begin)) s)"
+      else
+        echo "FAILED $model $precision $number ranks $ranks $words: ${text:-}"
+        tail -4 "$work/err" | cut -c1-400
+        failed=$((failed + 1))
+      fi
+      text=""
+    done
+  done
+done
+echo "$failed failed"
+[[ $failed == 0 ]]
