@@ -204,7 +204,9 @@ BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& optio
     const MemoryPlan& plan = plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))];
     Workers workers(threads);
     RankDevice device(engine.device, launch.local_rank(world.rank()), plan.arena, workers);
-    const Groups groups(device.world(world, config.parallel.distributed_timeout_seconds), engine.layout);
+    const Groups groups(
+        device.world(world, engine, shape.microbatches(), false, config.parallel.distributed_timeout_seconds),
+        engine.layout);
     RankBench bench(config, data, options, device.lane(), groups);
     BenchStepResult mine{.reports = launch.first()};
     bench.run(mine, start);

@@ -344,6 +344,29 @@ void Engine::finalize() {
   finalize_gradients(lane_, *buffer_, {groups_.tp(), groups_.kv_replicas(), groups_.embedding()});
 }
 
+void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
+  ops::fill(lane_, buffer_->weights(), 0.01);
+  const MicrobatchSource anything = [&](std::int64_t, Batch& out) {
+    const auto tokens = static_cast<std::size_t>(options_.micro_batch * options_.sequence_length);
+    out.rows = options_.micro_batch;
+    out.sequence_length = options_.sequence_length;
+    out.tokens.assign(tokens, 0);
+    out.labels.assign(tokens, 0);
+    out.sample_ids.assign(static_cast<std::size_t>(options_.micro_batch), 0);
+    out.target_tokens = options_.micro_batch * options_.sequence_length;
+  };
+  const Passed passed = forward_backward(1, microbatches, microbatches, anything);
+  read(sum_over_ranks(passed, false));
+  finalize();
+  if (optimizer_ != nullptr) {
+    ops::to_host<double>(lane_, norm_->sums(lane_));
+    optimizer_->step(lane_, {.lr = 0, .weight_decay = 0});
+  }
+  buffer_->start_gather(lane_);
+  flush();
+  if (evaluation) evaluate(microbatches, anything);
+}
+
 StepResult Engine::train_step(const StepInput& input) {
   const std::int64_t filled =
       input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();

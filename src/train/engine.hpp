@@ -98,6 +98,11 @@ class Engine {
   // updated how, and count in the norm. For marks that have changed since the engine was made.
   void read_marks();
 
+  // A step of this many microbatches and an evaluation, of data and weights that mean nothing: so that all of
+  // the device's kernels are loaded and all plans made before ranks begin to wait for each other on it. For
+  // an engine whose groups are planned ones; it is of no use afterwards.
+  void rehearse(std::int64_t microbatches, bool evaluation);
+
   StepResult train_step(const StepInput& input);
   // Sum of losses and number of target tokens over `microbatches` on every data-parallel rank; no dropout.
   struct LossSum {

@@ -40,8 +40,13 @@ RankDevice::RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Worke
       opened_(ops::open_device(arena_->device(), {.plan_cache = plan_cache()})),
       lane_{*arena_, workers, opened_.compute, opened_.tools.get()} {}
 
-Communicator& RankDevice::world(Communicator& world, double timeout_seconds) {
+Communicator& RankDevice::world(Communicator& world, const EngineOptions& engine, std::int64_t microbatches,
+                                bool evaluation, double timeout_seconds) {
   if (arena_->device().kind != DeviceKind::kCuda || world.size() == 1) return world;
+  {
+    const Groups planned = Groups::planned(engine.layout, world.rank());
+    Engine(lane_, planned, engine).rehearse(microbatches, evaluation);
+  }
   const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_seconds * 1000));
   world_ = nccl_communicator(world, lane_, {.timeout = timeout});
   return *world_;

@@ -6,7 +6,7 @@
 #include "comm/communicator.hpp"
 #include "core/lane.hpp"
 #include "ops/device_tools.hpp"
-#include "train/config.hpp"
+#include "train/engine.hpp"
 
 namespace weft {
 
@@ -18,7 +18,9 @@ class RankDevice {
   Lane& lane() { return lane_; }
   // The group in which ranks of this device reduce: `world` itself on the CPU, one of NCCL's over it on GPUs.
   // Collective; `world` outlives it, and this.
-  Communicator& world(Communicator& world, double timeout_seconds);
+  // On GPUs an engine of these options takes a step among planned ranks first (see Engine::rehearse).
+  Communicator& world(Communicator& world, const EngineOptions& engine, std::int64_t microbatches,
+                      bool evaluation, double timeout_seconds);
   const Arena& arena() const { return *arena_; }
 
  private:

@@ -66,7 +66,9 @@ void score_rank(Score& score, Communicator& world) {
   RankDevice device(score.engine.device, score.launch.local_rank(world.rank()), score.plans[stage].arena,
                     workers);
   Lane& lane = device.lane();
-  const Groups groups(device.world(world, score.options.parallel.distributed_timeout_seconds), layout);
+  const Groups groups(device.world(world, score.engine, score.shape.microbatches(), true,
+                                   score.options.parallel.distributed_timeout_seconds),
+                      layout);
   Engine engine(lane, groups, score.engine);
   load_weights(score.options.load, lane, engine);
 

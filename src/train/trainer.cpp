@@ -336,6 +336,13 @@ void check_same_options(const TrainConfig& config, Communicator& world) {
               world.rank(), text);
 }
 
+std::int64_t microbatches_of(const TrainConfig& config) {
+  return BatchShape{.global_batch = config.training.global_batch_size,
+                    .micro_batch = config.training.micro_batch_size,
+                    .dp_size = data_parallel_size(config.parallel)}
+      .microbatches();
+}
+
 TrainSummary run_rank(const Run& run, Communicator& world) {
   const TrainConfig& config = run.config;
   if (run.launch.processes()) check_same_options(config, world);
@@ -346,14 +353,17 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   Workers workers(threads_per_rank(config.training.cpu_threads, run.launch.ranks_on_machine()));
   RankDevice device(EngineOptions::from(config).device, run.launch.local_rank(world.rank()), plan.arena,
                     workers);
-  const Groups groups(device.world(world, config.parallel.distributed_timeout_seconds), layout);
+  const Groups groups(
+      device.world(world, EngineOptions::from(config), microbatches_of(config),
+                   run.data.validation != nullptr, config.parallel.distributed_timeout_seconds),
+      layout);
   RankRun rank(run, device.lane(), groups);
   TrainSummary summary = rank.train();
   summary.planned_bytes = device.arena().capacity();
   summary.touched_bytes = device.arena().touched();
   // Threads share their process's memory: whoever started them measures it.
   if (run.launch.processes()) summary.grown_bytes = growth_since(before);
-  sum_memory(device.lane(), world, summary);
+  sum_memory(device.lane(), groups.world(), summary);
   return summary;
 }
 

@@ -45,9 +45,9 @@ run() {  # metrics-file ranks options...
   shift 2
   rm -f "$metrics"
   if [[ $ranks -le $gpus ]]; then
-    timeout 120 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
   else
-    timeout 200 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
+    timeout -k 5 100 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
       -x NCCL_SOCKET_IFNAME=lo bash -c 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK; exec "$@"' rank \
       "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
   fi
@@ -68,7 +68,7 @@ compare() {
 }
 
 failed=0
-for model in llama gpt; do
+for model in ${MODELS:-llama gpt}; do
   declare -n options=$model
   for precision in fp32; do
     run "$work/$model.one" 1 "${options[@]}" --$precision || { echo "FAILED $model on one rank"; tail -5 "$work/err"; exit 1; }

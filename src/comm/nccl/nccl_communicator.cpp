@@ -235,6 +235,7 @@ class NcclCommunicator final : public Communicator {
     int low = 0, high = 0;
     check(cudaDeviceGetStreamPriorityRange(&low, &high), "ask for priorities");
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high), "make a stream");
+    connect();
     state_->add(comm_);
   }
   ~NcclCommunicator() override {
@@ -367,6 +368,26 @@ class NcclCommunicator final : public Communicator {
     Lane lane{*arena, none, {}};
   };
 
+  // NCCL connects two ranks when they first talk, and then the call waits for the other rank's: a rank that
+  // asks early for a message would wait for one that asks early for another. So all talk once, now.
+  void connect() const {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, 512), "take device memory");
+    auto* const here = static_cast<char*>(memory);
+    must(ncclGroupStart(), "connect");
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank() || size() > kAllTalk) continue;
+      must(ncclSend(here, 1, ncclInt8, peer, comm_, stream_), "connect");
+      must(ncclRecv(here + 256, 1, ncclInt8, peer, comm_, stream_), "connect");
+    }
+    must(ncclGroupEnd(), "connect");
+    must(ncclAllReduce(here, here, 1, ncclFloat32, ncclSum, comm_, stream_), "connect");
+    check(cudaStreamSynchronize(stream_), "connect ranks");
+    check(cudaFree(memory), "free device memory");
+  }
+
+  static constexpr int kAllTalk =
+      2;  // messages between two go over groups of two; larger ones have collectives only
   static bool on_host(const Tensor& x) { return x.defined() && x.device().kind == DeviceKind::kCpu; }
   static std::size_t elems(const Tensor& x) { return static_cast<std::size_t>(x.elems()); }
   calls::Who who() const { return {name(), rank(), size(), DeviceKind::kCuda}; }

@@ -10,24 +10,29 @@ Staging::~Staging() {
     if (slot.copied == nullptr) continue;
     cudaEventSynchronize(slot.copied);
     cudaEventDestroy(slot.copied);
-    cudaFreeHost(slot.memory);
   }
+  cudaFreeHost(memory_);
+}
+
+void Staging::grow(std::size_t bytes) {
+  for (Slot& slot : slots_) {
+    if (slot.copied == nullptr) {
+      check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "make an event");
+    }
+    check(cudaEventSynchronize(slot.copied), "wait for an upload");
+  }
+  if (memory_ != nullptr) check(cudaFreeHost(memory_), "free pinned memory");
+  memory_ = nullptr;
+  bytes_ = (std::max<std::size_t>(bytes, 4096) + 255) / 256 * 256;
+  check(cudaMallocHost(&memory_, kSlots * bytes_), "take pinned memory");
+  for (std::size_t i = 0; i < kSlots; ++i) slots_[i].memory = static_cast<std::byte*>(memory_) + i * bytes_;
 }
 
 void Staging::upload(cudaStream_t stream, const void* from, void* to, std::size_t bytes) {
+  if (bytes > bytes_) grow(bytes);
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % kSlots;
-  if (slot.copied == nullptr) {
-    check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "make an event");
-  } else {
-    check(cudaEventSynchronize(slot.copied), "wait for an upload");
-  }
-  if (slot.bytes < bytes) {
-    if (slot.memory != nullptr) check(cudaFreeHost(slot.memory), "free pinned memory");
-    slot.memory = nullptr;
-    slot.bytes = std::max<std::size_t>(bytes, 4096);
-    check(cudaMallocHost(&slot.memory, slot.bytes), "take pinned memory");
-  }
+  check(cudaEventSynchronize(slot.copied), "wait for an upload");
   std::memcpy(slot.memory, from, bytes);
   check(cudaMemcpyAsync(to, slot.memory, bytes, cudaMemcpyHostToDevice, stream), "upload");
   check(cudaEventRecord(slot.copied, stream), "record an event");

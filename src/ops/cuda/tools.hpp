@@ -17,7 +17,8 @@ namespace weft::ops::cuda {
 using weft::cuda::check;
 
 // Pinned host memory for small uploads that must not wait for the device: a ring of slots, each used again
-// when the copy out of it has passed.
+// when the copy out of it has passed. All slots have one size, that of the largest upload so far: taking
+// pinned memory waits for the device, and must not happen again once a step has been seen.
 class Staging {
  public:
   Staging() = default;
@@ -28,12 +29,15 @@ class Staging {
 
  private:
   struct Slot {
-    void* memory = nullptr;
-    std::size_t bytes = 0;
+    std::byte* memory = nullptr;  // in memory_
     cudaEvent_t copied = nullptr;
   };
+  void grow(std::size_t bytes);
+
   static constexpr std::size_t kSlots = 32;
   Slot slots_[kSlots];
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;  // of a slot
   std::size_t next_ = 0;
 };
 
