@@ -72,8 +72,9 @@ for model in ${MODELS:-llama gpt}; do
   declare -n options=$model
   for precision in fp32; do
     run "$work/$model.one" 1 "${options[@]}" --$precision || { echo "FAILED $model on one rank"; tail -5 "$work/err"; exit 1; }
-    for number in "${!layouts[@]}"; do
-      [[ $# -eq 0 || " $* " == *" $number "* ]] || continue
+    numbers=("$@")
+    [[ $# -gt 0 ]] || numbers=("${!layouts[@]}")
+    for number in "${numbers[@]}"; do
       IFS='|' read -r ranks words <<<"${layouts[$number]}"
       read -r -a more <<<"$words"
       begin=$SECONDS
