@@ -194,6 +194,7 @@ void Engine::add(MPI_Request request, std::shared_ptr<Transfer> transfer) {
 }
 
 void Engine::transfer(Task& task, Part part, int peer, std::byte* data, std::size_t bytes, bool receive) {
+  if (bytes == 0) return;  // the slice of a rank where a sum has fewer elements than ranks: both sides know
   const auto transfer = std::make_shared<Transfer>();
   transfer->task = &task;
   transfer->part = part;
@@ -500,24 +501,31 @@ void Engine::look() {
   std::string why;
   {
     const std::lock_guard lock(mutex_);
-    for (const std::shared_ptr<Task>& t : active_) {
-      if (t->deadline_ == Clock::time_point::max()) continue;
-      missing = absent(*t);
+    // `waited`: what the rank may be waiting for; `needed`: what that needs first.
+    const auto lost = [&](const Task& waited, const Task& needed) {
+      if (waited.deadline_ == Clock::time_point::max()) return false;
+      missing = absent(needed);
       const bool left = std::any_of(missing.begin(), missing.end(), [&](int rank) {
         const auto& finished = finished_[static_cast<std::size_t>(rank)];
         return finished && now >= *finished + kStragglers;
       });
-      if (left) {
-        why = "can never complete: a rank has returned without joining it";
-      } else if (now >= t->deadline_) {
-        why =
-            fmt::format("timed out after {:.3g} s", std::chrono::duration<double>(options_.timeout).count());
-      } else {
-        continue;
-      }
-      task = t.get();
-      break;
-    }
+      if (!left && now < waited.deadline_) return false;
+      why = left ? "can never complete: a rank has returned without joining it"
+                 : fmt::format("timed out after {:.3g} s",
+                               std::chrono::duration<double>(options_.timeout).count());
+      task = &needed;
+      return true;
+    };
+    const auto begun = [&](const std::shared_ptr<Task>& t) { return lost(*t, *t); };
+    // Pieces begin when those before them are done.
+    const auto queued = [&](const std::shared_ptr<Task>& t) {
+      const auto before = std::find_if(active_.begin(), active_.end(), [&](const auto& other) {
+        return other->is_piece() && &other->group() == &t->group();
+      });
+      return before != active_.end() && lost(*t, **before);
+    };
+    (void)(std::any_of(active_.begin(), active_.end(), begun) ||
+           std::any_of(queued_.begin(), queued_.end(), queued));
   }
   if (task != nullptr) die(absence(*task, missing, why));
 }

@@ -59,6 +59,10 @@ case $name in
   message) expect 1 1 "message #0 from rank 0 to rank 1" "rank 1 called receive(F32 [3]), but rank 0 called send(F32 [2])" ;;
   split-name) expect 1 1 "rank 1 called split(color 0, 'tp')" "split(color 0, 'dp')" ;;
   returned) expect 1 1 "can never complete: a rank has returned without joining it; rank 1 has not joined it" ;;
+  returned-queued)
+    expect 1 1 "all_reduce(F32 [1100000], sum) #2 can never complete: a rank has returned without joining it" \
+      "rank 1 has not joined it"
+    ;;
   dropped) expect 1 1 "error: rank 1: group 'world' (ranks 0 1 2 3): all_reduce(F32 [50000], sum) #2 was started, but its result was never waited for" ;;
   swallowed) expect 1 1 "error: rank 1: group 'world' (ranks 0 1 2 3): all_reduce(F32 [50000], sum) #2 was cancelled by an exception" ;;
   memory) expect 1 1 "error: rank 0: std::bad_alloc" ;;

@@ -149,6 +149,15 @@ const Scenarios& bodies() {
          if (world.rank() == 1) return;
          reduce(world, lane);
        }},
+      // What is waited for has not begun: a sum in pieces that nobody waits for yet is in its way.
+      {"returned-queued",
+       [](Communicator& world, Lane& lane) {
+         if (world.rank() == 1) return;
+         Async<Tensor> first = world.all_reduce(lane, ones(lane, {1'100'000}));
+         Async<Tensor> second = world.all_reduce(lane, ones(lane, {1'100'001}));
+         (void)second.wait(lane);
+         (void)first.wait(lane);
+       }},
       {"dropped",
        [](Communicator& world, Lane& lane) {
          const Tensor x = ones(lane, {50'000});
