@@ -185,16 +185,13 @@ void Engine::initialize() {
   const Tensor full = optimizer_ == nullptr    ? buffer_->weights()
                       : buffer_->distributed() ? buffer_->scratch()
                                                : optimizer_->master();
-  for (const ParamBuffer::Slot& slot : buffer_->slots()) {
-    ops::fill_on_host(lane_, ParamBuffer::piece(full, slot), [&](const Tensor& weight) {
-      weft::initialize(lane_.workers, *slot.param, weight,
-                       RandomKey{static_cast<std::uint64_t>(options_.seed)});
+  const auto draw = [&](const Param& param, const Tensor& into) {
+    ops::fill_on_host(lane_, into, [&](const Tensor& weight) {
+      weft::initialize(lane_.workers, param, weight, RandomKey{static_cast<std::uint64_t>(options_.seed)});
     });
-  }
-  for (const ParamBuffer::Slot& slot : buffer_->frozen()) {
-    weft::initialize(lane_.workers, *slot.param, slot.param->weight(),
-                     RandomKey{static_cast<std::uint64_t>(options_.seed)});
-  }
+  };
+  for (const ParamBuffer::Slot& slot : buffer_->slots()) draw(*slot.param, ParamBuffer::piece(full, slot));
+  for (const ParamBuffer::Slot& slot : buffer_->frozen()) draw(*slot.param, slot.param->weight());
   if (optimizer_ == nullptr) return;
   buffer_->keep_owned(lane_, full, optimizer_->master());
   publish();
@@ -370,18 +367,24 @@ void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
 StepResult Engine::train_step(const StepInput& input) {
   const std::int64_t filled =
       input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
-  const Passed mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
-  const Tensor statistics = sum_over_ranks(mine, input.stop_requested);
-  finalize();
-  const Tensor squares = norm_->sums(lane_);
-  // The one place of a step where the host waits for the device.
-  const WorldSums sums = read(statistics);
+  WorldSums sums;
+  std::vector<double> squares;
+  {  // What is on the device is gone before a step that is not finite is looked into: that takes a step's
+     // memory.
+    const Passed mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
+    const Tensor statistics = sum_over_ranks(mine, input.stop_requested);
+    finalize();
+    const Tensor sums_of_squares = norm_->sums(lane_);
+    // The one place of a step where the host waits for the device.
+    sums = read(statistics);
+    squares = ops::to_host<double>(lane_, sums_of_squares);
+  }
   StepResult result{.tokens = static_cast<std::int64_t>(sums.tokens), .stop = sums.stop > 0};
   const double tokens = std::max(sums.tokens, 1.0);
   result.loss = sums.loss / tokens;
   result.loss_scale = scaler_.scale();
   const double scale = (options_.per_token_loss ? 1.0 / tokens : 1.0) / scaler_.scale();
-  result.grad_norm = GradientNorm::norm(ops::to_host<double>(lane_, squares), scale);
+  result.grad_norm = GradientNorm::norm(squares, scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (!finite && options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop &&
       (!dynamic_scale_ || !std::isfinite(result.loss))) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <ostream>
 
+#include "comm/local/launcher.hpp"
 #include "support/golden.hpp"
 #include "support/rank.hpp"
 #include "train/plan.hpp"
@@ -306,6 +307,73 @@ TEST(Memory, EveryStepUsesTheSameMemory) {
   }
   EXPECT_EQ(rank.lane().arena.in_use(), resident);
   EXPECT_GT(rank.lane().arena.allocations(), calls);
+}
+
+// A step that is not finite is looked into within the memory of the plan, to the byte.
+TEST(Memory, WhatIsNotFiniteIsFoundWithinThePlan) {
+  struct Tried {
+    ParallelConfig parallel;
+    RecomputeSpec recompute;
+    bool distributed;
+  };
+  ParallelConfig one, pipeline, shards, gpipe, interleaved, v;
+  one.ranks = 1;
+  pipeline.ranks = pipeline.pipeline_model_parallel_size = 2;
+  shards.ranks = 2;
+  gpipe = interleaved = v = pipeline;
+  gpipe.pipeline_schedule = PipelineSchedule::kGpipe;
+  interleaved.pipeline_schedule = PipelineSchedule::kInterleaved;
+  interleaved.num_virtual_stages_per_pipeline_rank = 2;
+  v.pipeline_schedule = PipelineSchedule::kZbV;
+  v.num_virtual_stages_per_pipeline_rank = 2;
+  for (const Tried& tried :
+       {Tried{one, {}, false}, Tried{one, {.kind = RecomputeSpec::Kind::kUniform, .layers = 1}, false},
+        Tried{pipeline, {}, false}, Tried{gpipe, {}, false}, Tried{interleaved, {}, false},
+        Tried{v, {}, false}, Tried{shards, {}, true}}) {
+    for (const bool loss : {false, true}) {
+      EngineOptions options;
+      options.model = gelu_model(4);
+      options.dtype = DType::kF16;
+      options.optimizer.loss_scale = loss ? 1 : 1e30;
+      options.on_nonfinite = TrainingConfig::OnNonfinite::kSkip;
+      options.micro_batch = 2;
+      options.sequence_length = 32;
+      options.layout = layout_of(tried.parallel, options.model);
+      options.recompute = tried.recompute;
+      options.distributed_optimizer = tried.distributed;
+      const std::vector<MemoryPlan> plans = plan_training(options, 4, false, 1);
+      const MicrobatchSource source = [](std::int64_t, Batch& out) {
+        out.rows = 2;
+        out.sequence_length = 32;
+        out.tokens.assign(64, 7);
+        out.labels.assign(64, 9);
+        out.sample_ids = {0, 1};
+        out.target_tokens = 64;
+      };
+      const int ranks = static_cast<int>(tried.parallel.ranks);
+      run_local_ranks({.ranks = ranks}, [&](Communicator& world) {
+        const Groups groups(world, options.layout);
+        const std::size_t bytes = plans[static_cast<std::size_t>(groups.mesh().coordinate(Axis::kPp))].arena;
+        void* const memory = std::aligned_alloc(Arena::kAlignment, bytes);
+        Arena arena({DeviceKind::kCpu, 0}, static_cast<std::byte*>(memory), bytes,
+                    [memory] { std::free(memory); });
+        Workers workers(1);
+        Lane lane{arena, workers, {}};
+        Engine engine(lane, groups, options);
+        engine.initialize();
+        if (loss) {  // in every part of the model
+          for (const auto& param : engine.params().all()) {
+            for (f16& x : param->weight().values<f16>()) x = f16(65504.0f);
+          }
+        }
+        for (std::int64_t i = 1; i < 3; ++i) {
+          EXPECT_TRUE(
+              engine.train_step({.iteration = i, .microbatches = 4, .source = source, .lr = 1e-3}).skipped);
+        }
+        engine.flush();
+      });
+    }
+  }
 }
 
 }  // namespace
