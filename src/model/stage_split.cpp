@@ -23,6 +23,7 @@ class LayoutText {
  private:
   // No model has more stages and layers; a slip (t*99999999) must not take memory.
   static constexpr std::size_t kLongest = std::size_t{1} << 20;
+  static constexpr int kDeepest = 100;  // groups are read by recursion
 
   void stop(const std::string& what) {
     if (problem_.empty()) problem_ = what;
@@ -50,7 +51,13 @@ class LayoutText {
     const char c = in_[at_++];
     group_ = c == '(';
     if (group_) {
+      if (depth_ == kDeepest) {
+        stop(fmt::format("more than {} groups inside each other", kDeepest));
+        return {};
+      }
+      ++depth_;
       std::string inside = sequence();
+      --depth_;
       if (problem_.empty() && at_ == in_.size()) stop("a ( without its )");
       ++at_;
       group_ = true;  // inner groups have changed it
@@ -87,6 +94,7 @@ class LayoutText {
 
   std::string in_, out_, problem_;
   std::size_t at_ = 0;
+  int depth_ = 0;       // groups that are open
   bool group_ = false;  // the item just read was one
 };
 

@@ -120,6 +120,10 @@ TEST(StageSplit, StagesOfALayout) {
   EXPECT_EQ(stages_of_layout("EtL"), 1);
   EXPECT_EQ(stages_of_layout(""), 0);
   EXPECT_EQ(stages_of_layout("E(t"), 0);
+  std::string deep = "t|";
+  for (int i = 0; i < 100; ++i) deep = "(" + deep + ")*1";
+  EXPECT_EQ(stages_of_layout("E" + deep + "L"), 2);
+  EXPECT_EQ(stages_of_layout("E(" + deep + ")*1L"), 0);  // too deep to be read
 }
 
 TEST(StageSplit, EachMistakeIsNamedWithItsNumbers) {
@@ -186,6 +190,7 @@ TEST(StageSplit, EachMistakeIsNamedWithItsNumbers) {
       {with_layout("Et*|tL", 2, 2), {layout, "needs a number"}},
       {with_layout("E*2*2|tL", 2, 2), {layout, "a * must follow"}},
       {with_layout("Et*99999999999999999999|tL", 2, 2), {layout, "more than 1048576"}},
+      {with_layout(std::string(200'000, '('), 2, 2), {layout, "more than 100 groups"}},
       {with_layout("E((t*1000)*1000)*1000L", 2, 1), {layout, "more than 1048576"}},
   };
   for (const auto& bad : cases) {
