@@ -17,6 +17,7 @@
 #include "train/launch.hpp"
 #include "train/plan.hpp"
 #include "train/rank_device.hpp"
+#include "train/run_checkpoint.hpp"
 #include "train/run_data.hpp"
 #include "train/schedule.hpp"
 
@@ -61,12 +62,7 @@ class RankBench {
     for (std::int64_t i = 1; i < options_.warmup; ++i) step();
     for (std::int64_t round = 0; round < options_.rounds; ++round) {
       synchronize(lane_);
-      if (options_.paced && reports) {
-        std::fputs("ready\n", stdout);
-        std::fflush(stdout);
-        std::string line;
-        if (!std::getline(std::cin, line)) break;
-      }
+      if (options_.paced && !goes_on()) break;
       groups_.world().barrier(lane_);
       const Clock::time_point begin = Clock::now();
       for (std::int64_t i = 0; i < options_.steps; ++i) step();
@@ -90,6 +86,21 @@ class RankBench {
   }
 
  private:
+  // Whether standard input has another line. It is rank 0's, and all ranks go by it.
+  bool goes_on() {
+    double lines = 0;
+    if (groups_.world().rank() == 0) {
+      std::fputs("ready\n", stdout);
+      std::fflush(stdout);
+      std::string line;
+      lines = std::getline(std::cin, line) ? 1 : 0;
+    }
+    const Tensor t = lane_.alloc(DType::kF64, {1}, "step statistics");
+    ops::from_host(lane_, std::vector<double>{lines}, t);
+    groups_.world().all_reduce(lane_, t).wait(lane_);
+    return ops::to_host<double>(lane_, t).front() > 0;
+  }
+
   // Milliseconds of an operation, the fastest of some.
   template <class Run>
   double fastest(const Run& run) {
@@ -180,6 +191,7 @@ class RankBench {
 BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& options) {
   const Clock::time_point start = Clock::now();
   const Launch launch(config.parallel);
+  if (!config.checkpoint.load.empty()) use_loaded_model(config);
   RunData data = open_run_data(config);
   config = resolved(config);
   if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
@@ -195,11 +207,13 @@ BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& optio
     config_fail("{} samples of data do not fill one batch of --global-batch-size {}",
                 data.training->samples(), shape.global_batch);
   }
+  check_memory(config, launch.ranks_on_machine());
   const std::vector<MemoryPlan> plans = plan_training(engine, shape.microbatches(), false, threads);
+  if (engine.device == DeviceKind::kCpu) check_memory(plans, launch.ranks_on_machine());
   if (launch.first())
     log_info("{} in {}; {}", name_of(engine.device), name_of(engine.dtype), to_string(plans));
   BenchStepResult result{.reports = launch.first()};
-  launch.run({}, [&](Communicator& world) {
+  launch.run({.timeout_seconds = config.parallel.distributed_timeout_seconds}, [&](Communicator& world) {
     const Mesh mesh(engine.layout.mesh, world.rank());
     const MemoryPlan& plan = plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))];
     Workers workers(threads);

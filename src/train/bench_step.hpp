@@ -33,7 +33,7 @@ struct BenchStepResult {
   bool reports = true;
 };
 // Prints a line for each round as it ends. The options of a training run say what a step is; its data are
-// read in order, and again from the start.
+// read in order, and again from the start. Of --load the model's shape is used, the weights are the seed's.
 BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& options);
 
 }  // namespace weft

@@ -171,7 +171,8 @@ ScoreResult run_score(const ScoreOptions& given) {
   Score score{options, rows, engine, std::move(plans), launch, here, shape, host_zeros(logits), {}, {}};
   if (launch.first()) log_info("{}", to_string(score.plans));
   if (engine.device == DeviceKind::kCpu) check_memory(score.plans, here);
-  launch.run({}, [&](Communicator& group) { score_rank(score, group); });
+  launch.run({.timeout_seconds = options.parallel.distributed_timeout_seconds},
+             [&](Communicator& group) { score_rank(score, group); });
   score.result.reports = launch.first();
   if (launch.first()) write_result(score);
   return score.result;

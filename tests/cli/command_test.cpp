@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 
 #include "io/atomic_file.hpp"
 #include "io/safetensors.hpp"
@@ -152,7 +153,7 @@ TEST_F(CommandLine, AModelBeyondTheMachinesMemoryIsRefused) {
   write_safetensors(tokens, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, {2, 2, 8})}});
   for (const auto& [option, number] :
        {std::pair{"--vocab-size", "2000000000"}, {"--num-layers", "2000000000"}, {"--ranks", "1000000"}}) {
-    std::vector<std::string> args = {"train", "--batches", tokens, "--lr", "1", "--save", path("save")};
+    std::vector<std::string> args = {"--batches", tokens, "--lr", "1", "--save", path("save")};
     for (const auto& [name, value] : {std::pair{"--num-layers", "1"},
                                       {"--hidden-size", "512"},
                                       {"--num-attention-heads", "2"},
@@ -160,11 +161,52 @@ TEST_F(CommandLine, AModelBeyondTheMachinesMemoryIsRefused) {
                                       {"--ranks", "1"}}) {
       args.insert(args.end(), {name, std::string(name) == option ? number : value});
     }
-    const Ran ran = weft(args);
-    EXPECT_EQ(ran.status, 2) << ran.err;
-    EXPECT_NE(ran.err.find("not enough memory: "), std::string::npos) << ran.err;
-    EXPECT_EQ(files(), 1u);  // the tokens
+    for (const std::vector<std::string>& command :
+         std::initializer_list<std::vector<std::string>>{{"train"}, {"bench", "step"}}) {
+      std::vector<std::string> all = command;
+      all.insert(all.end(), args.begin(), args.end());
+      const Ran ran = weft(all);
+      EXPECT_EQ(ran.status, 2) << ran.err;
+      EXPECT_NE(ran.err.find("not enough memory: "), std::string::npos) << ran.err;
+      EXPECT_EQ(files(), 1u);  // the tokens
+    }
   }
+}
+
+// All ranks stop where standard input does, and what has been timed is told.
+TEST_F(CommandLine, APacedBenchEndsWithItsInput) {
+  const std::string tokens = path("tokens.safetensors");
+  std::vector<std::int32_t> ids(32, 1);
+  write_safetensors(tokens, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, {2, 2, 8})}});
+  std::cin.clear();  // another test may have come to its end
+  const Ran ran = weft_with_input({"bench",
+                                   "step",
+                                   "--batches",
+                                   tokens,
+                                   "--lr",
+                                   "1",
+                                   "--num-layers",
+                                   "1",
+                                   "--hidden-size",
+                                   "8",
+                                   "--num-attention-heads",
+                                   "2",
+                                   "--vocab-size",
+                                   "16",
+                                   "--ranks",
+                                   "2",
+                                   "--warmup",
+                                   "1",
+                                   "--steps-per-round",
+                                   "1",
+                                   "--rounds",
+                                   "4",
+                                   "--paced"},
+                                  "\n\n");
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_NE(ran.out.find("round=2 "), std::string::npos) << ran.out;
+  EXPECT_EQ(ran.out.find("round=3 "), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find("median_ms="), std::string::npos) << ran.out;
 }
 
 TEST_F(CommandLine, DoctorSaysWhatIsBuiltAndMissing) {
