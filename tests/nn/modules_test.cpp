@@ -306,6 +306,18 @@ TEST_F(ModuleTest, HeadAndLoss) {
     again.saved = SavedStack(false);
     head->forward(lane(), x, again);
     EXPECT_EQ(testing::to_doubles(again.losses), losses);
+    // A second microbatch adds to the gradient of the first.
+    const std::vector<double> once = testing::to_doubles(params_.all()[0]->main_grad());
+    for (const auto& p : params_.all()) p->begin_step(2);
+    for (int i = 0; i < 2; ++i) {
+      Microbatch more = microbatch();
+      more.loss_scale = 3;
+      head->forward(lane(), x, more);
+      head->backward(lane(), more).wait(lane());
+      more.later.drain(lane());
+    }
+    const std::vector<double> twice = testing::to_doubles(params_.all()[0]->main_grad());
+    for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 1e-12) << i;
   }
 }
 

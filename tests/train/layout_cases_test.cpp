@@ -273,6 +273,23 @@ TEST(LayoutCases, FrozenParameters) {
        .recompute = {RecomputeSpec::Kind::kSelective, 0, true, false, true},
        .freeze = layer},
       {.model = "gpt2", .pp = 2, .recompute = {RecomputeSpec::Kind::kUniform, 2}, .freeze = parts}};
+  const std::vector<std::string> ends{"embedding.*", "output_layer.*", "*.mlp.*", "*layernorm.bias"};
+  for (std::size_t i = 0, given = rows.size(); i < given; ++i) {
+    rows.push_back(rows[i]);
+    rows.back().fused = true;
+  }
+  rows.push_back({.model = "llama", .pp = 2, .dp = 2, .ragged = true, .fused = true, .freeze = ends});
+  rows.push_back({.model = "llama",
+                  .dp = 3,
+                  .distributed = true,
+                  .tied = true,
+                  .tied_given = true,
+                  .fused = true,
+                  .freeze = ends});
+  rows.push_back({.model = "llama",
+                  .recompute = {RecomputeSpec::Kind::kSelective, 0, false, true, true},
+                  .fused = true,
+                  .freeze = {"*.linear_fc1.weight", "*.linear_gate.weight", "*.linear_up.weight"}});
   for (LayoutCase& layout : rows) {
     layout.bucket = 200;
     if (layout.model == "gpt2") layout.unused_positions = 5;

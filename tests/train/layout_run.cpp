@@ -123,6 +123,7 @@ LayoutCase one_rank_of(const LayoutCase& layout) {
   one.stages.clear();
   one.tensor_parallel_chunks = 1;
   one.recompute = {};
+  one.fused = false;
   one.global_batch = batch_of(layout);
   one.accumulation = 1;
   return one;

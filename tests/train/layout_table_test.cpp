@@ -103,9 +103,11 @@ class LayoutTable : public ::testing::TestWithParam<std::size_t> {};
 TEST_P(LayoutTable, EqualsOneRank) {
   for (std::size_t i = GetParam(); i < rows().size(); i += 4) {
     LayoutCase layout = case_of(rows()[i]);
-    // In fp64 too, where nothing hides below the rounding.
-    for (const auto& [dtype, tolerance] : {std::pair{DType::kF32, 1e-5}, {DType::kF64, 1e-11}}) {
+    // In fp64 too, where nothing hides below the rounding; and the parts that GPUs have.
+    for (const auto& [dtype, tolerance, fused] :
+         {std::tuple{DType::kF32, 1e-5, false}, {DType::kF64, 1e-11, false}, {DType::kF32, 1e-5, true}}) {
       layout.dtype = dtype;
+      layout.fused = fused;
       std::string what;
       const double worst = worst_difference(run_layout(layout), reference_of(layout), tolerance, &what);
       EXPECT_LE(worst, 1.0) << layout.name() << ": " << what;

@@ -48,7 +48,14 @@ INSTANTIATE_TEST_SUITE_P(Over, OneTarget,
                                                       .schedule = Schedule::kZbV,
                                                       .chunks = 2,
                                                       .sequence_parallel = true,
-                                                      .tensor_parallel_chunks = 3}));
+                                                      .tensor_parallel_chunks = 3},
+                                           LayoutCase{.model = "gpt2", .pp = 2, .dp = 3, .fused = true},
+                                           LayoutCase{.model = "llama",
+                                                      .pp = 2,
+                                                      .dp = 3,
+                                                      .schedule = Schedule::kZbH1,
+                                                      .distributed = true,
+                                                      .fused = true}));
 
 }  // namespace
 }  // namespace weft::testing
