@@ -17,8 +17,10 @@ constexpr std::size_t kPieceBytes = std::size_t{1} << 19;
 // This rank's part in one call. Holds the tensors until they are its own again.
 class MpiOperation : public Operation {
  public:
-  MpiOperation(std::shared_ptr<Engine> engine, std::vector<Tensor> held)
-      : engine_(std::move(engine)), held_(std::move(held)) {}
+  // `packed`: copies that several tasks share, unpacked at the end.
+  MpiOperation(std::shared_ptr<Engine> engine, std::vector<Tensor> held, Moves packed = {},
+               DType dtype = DType::kF32)
+      : engine_(std::move(engine)), held_(std::move(held)), packed_(std::move(packed)), dtype_(dtype) {}
   ~MpiOperation() override {
     if (!finished_) leave();  // an exception came between the first task and the end of wait()
   }
@@ -30,6 +32,7 @@ class MpiOperation : public Operation {
 
   void wait(Lane&) override {
     for (const auto& task : tasks_) engine_->await(*task);
+    unpack(packed_, dtype_);
     finished_ = true;
   }
   void cancel() noexcept override { leave(); }
@@ -47,6 +50,8 @@ class MpiOperation : public Operation {
 
   std::shared_ptr<Engine> engine_;
   std::vector<Tensor> held_;
+  Moves packed_;
+  DType dtype_;
   std::vector<std::shared_ptr<Task>> tasks_;
   bool finished_ = false;
 };
@@ -151,12 +156,13 @@ class MpiCommunicator : public Communicator {
     return Async<Tensor>(result, std::move(operation));
   }
   // A long collective in pieces of `step` of its `elems` elements; make(begin, count) moves one. The pieces
-  // carry the whole call, so that calls that differ are named as such.
+  // carry the whole call, so that calls that differ are named as such. What they are is a matter of sizes
+  // alone, which are the same on all ranks: strided memory goes through `packed`.
   template <class Make>
   Async<Tensor> start_pieces(Call call, std::int64_t elems, std::int64_t step, const Tensor& result,
-                             std::vector<Tensor> held, const Make& make) {
+                             std::vector<Tensor> held, Moves packed, const Make& make) {
     bytes_ += call.bytes_sent;
-    auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+    auto operation = std::make_unique<MpiOperation>(engine_, std::move(held), std::move(packed), call.dtype);
     for (std::int64_t begin = 0; begin < elems; begin += step) {
       const std::int64_t count = std::min(step, elems - begin);
       operation->add(std::make_shared<Collective>(group_, next_++, call,
@@ -202,20 +208,20 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
     return start(std::move(call), std::move(moves), x, {x});
   }
 
-  if (view.contiguous() && x.bytes() > kPieceBytes * group_->ranks.size()) {
-    // In pieces, each a reduction of its own: the sums are the same, and the memory beside them is bounded.
-    const std::int64_t step = static_cast<std::int64_t>(kPieceBytes / bytes_of(x.dtype())) * size();
-    return start_pieces(std::move(call), x.elems(), step, x, {x},
-                        [this, view, dtype = x.dtype()](std::int64_t begin, std::int64_t count) {
-                          return reduced(flat(view, begin, count, dtype), dtype);
-                        });
-  }
-  Piece all = packer.source(view);
+  const Piece all = packer.source(view);
   if (!view.contiguous()) moves.unpack.emplace_back(view, all.data);
   View packed = view;
   packed.data = all.data;
   packed.rows = 1;
   packed.ld = packed.columns = x.elems();
+  if (x.bytes() > kPieceBytes * group_->ranks.size()) {
+    // In pieces, each a reduction of its own: the sums are the same, and the memory beside them is bounded.
+    const std::int64_t step = static_cast<std::int64_t>(kPieceBytes / bytes_of(x.dtype())) * size();
+    return start_pieces(std::move(call), x.elems(), step, x, {x}, std::move(moves),
+                        [this, packed, dtype = x.dtype()](std::int64_t begin, std::int64_t count) {
+                          return reduced(flat(packed, begin, count, dtype), dtype);
+                        });
+  }
   Moves reduction = reduced(packed, x.dtype());
   for (Staging::Buffer& buffer : moves.buffers) reduction.buffers.push_back(std::move(buffer));
   reduction.unpack = std::move(moves.unpack);
@@ -275,13 +281,18 @@ Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane&, const Tensor& full, co
   for (int r = 0; r < size(); ++r) parts.push_back(part(full, r));
   const View own(shard);
   const DType dtype = full.dtype();
-  if (own.contiguous() && parts.front().contiguous() && shard.bytes() > kPieceBytes) {
+  if (shard.bytes() > kPieceBytes) {
+    Moves packed = empty_moves();
+    Packer packer(engine_->staging(), packed, dtype);
     const auto step = static_cast<std::int64_t>(kPieceBytes / bytes_of(dtype));
-    return start_pieces(std::move(call), shard.elems(), step, shard, {full, shard},
-                        [this, parts, own, dtype](std::int64_t begin, std::int64_t count) {
+    for (View& p : parts) p.data = packer.source(p).data;
+    View sum = own;
+    sum.data = packer.target(own).data;
+    return start_pieces(std::move(call), shard.elems(), step, shard, {full, shard}, std::move(packed),
+                        [this, parts, sum, dtype](std::int64_t begin, std::int64_t count) {
                           std::vector<View> some;
                           for (const View& p : parts) some.push_back(flat(p, begin, count, dtype));
-                          return scattered(some, flat(own, begin, count, dtype), dtype);
+                          return scattered(some, flat(sum, begin, count, dtype), dtype);
                         });
   }
   return start(std::move(call), scattered(parts, own, dtype), shard, {full, shard});

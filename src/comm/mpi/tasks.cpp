@@ -50,6 +50,15 @@ std::string text(const Group& group) {
 
 }  // namespace
 
+void unpack(const Moves& moves, DType dtype) {
+  for (const auto& [to, from] : moves.unpack) {
+    View packed = to;
+    packed.data = const_cast<std::byte*>(from);
+    packed.ld = to.columns;
+    copy_view(to, packed, bytes_of(dtype));
+  }
+}
+
 // ---- Collective
 
 Collective::Collective(std::shared_ptr<const Group> group, std::uint64_t sequence, Call call, Moves moves)
@@ -181,12 +190,7 @@ void Collective::receive_result(Engine& engine, int peer) {
 void Collective::complete(Engine& engine) {
   if (odd_) fail_mismatch();              // all calls are here, and no data
   if (is_piece_) moves_.buffers.clear();  // for the next piece
-  for (const auto& [to, from] : moves_.unpack) {
-    View packed = to;
-    packed.data = const_cast<std::byte*>(from);
-    packed.ld = to.columns;
-    copy_view(to, packed, bytes_of(call_.dtype));
-  }
+  unpack(moves_, call_.dtype);
   if (call_.kind == Kind::kSplit) split(engine);
 }
 

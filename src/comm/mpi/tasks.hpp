@@ -30,6 +30,8 @@ struct Moves {
   std::vector<std::pair<View, const std::byte*>> unpack;  // at the end, where memory is strided
   std::vector<Staging::Buffer> buffers;
 };
+// From the copies in staging memory to where they belong.
+void unpack(const Moves& moves, DType dtype);
 
 class Collective : public Task {
  public:

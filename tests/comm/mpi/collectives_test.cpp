@@ -189,28 +189,36 @@ TEST(Mpi, OperationsInFlightDoNotMix) {
   });
 }
 
-// Sums so long that they go in pieces, the last of which has any length: fewer elements than ranks, too.
+// Sums so long that they go in pieces, the last of which has any length: fewer elements than ranks, too. Rank
+// 0's memory may be strided and that of the others not.
 TEST(Mpi, LongSumsOfAnyLength) {
   on_mpi([](Communicator& world, Lane& lane) {
     const int n = world.size(), me = world.rank();
     const std::int64_t piece = std::int64_t{1} << 17;  // of each rank, in fp32
-    const auto make = [&](std::int64_t elems) {
-      const Tensor x = lane.alloc(DType::kF32, {elems}, "x");
-      for (std::int64_t i = 0; i < elems; ++i) x.data<float>()[i] = static_cast<float>((me + 1) * (i % 97));
+    const auto make = [&](const Shape& shape, bool strided) {
+      Tensor x = test::make(lane, DType::kF32, shape, strided && me == 0);
+      fill<float>(x, [&](std::int64_t i) { return static_cast<float>((me + 1) * (i % 97)); });
       return x;
     };
     const auto expect_sums = [&](const Tensor& y, std::int64_t first) {
       std::int64_t wrong = 0;
       for (std::int64_t i = 0; i < y.elems(); ++i) {
         const auto sum = static_cast<float>(n * (n + 1) / 2 * ((first + i) % 97));
-        wrong += y.data<float>()[i] != sum ? 1 : 0;
+        wrong += at<float>(y, i) != sum ? 1 : 0;
       }
       EXPECT_EQ(wrong, 0) << "of " << y.elems();
     };
     for (const std::int64_t more : {0, 1, n - 1, n, n + 1, 1000}) {
-      expect_sums(world.all_reduce(lane, make(piece * n + more)).wait(lane), 0);
       const std::int64_t shard = piece + more;
-      expect_sums(world.reduce_scatter(lane, make(shard * n)).wait(lane), me * shard);
+      expect_sums(world.all_reduce(lane, make({piece * n + more}, false)).wait(lane), 0);
+      expect_sums(world.reduce_scatter(lane, make({shard * n}, false)).wait(lane), me * shard);
+      // Three columns.
+      const std::int64_t rows = shard / 3 + 1;
+      expect_sums(world.all_reduce(lane, make({rows * n, 3}, true)).wait(lane), 0);
+      const Tensor into = make({rows, 3}, true);
+      expect_sums(world.reduce_scatter_into(lane, make({rows * n, 3}, true), into).wait(lane), me * rows * 3);
+      expect_sums(world.reduce_scatter_into(lane, make({rows * n, 3}, false), into).wait(lane),
+                  me * rows * 3);
     }
   });
 }
