@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t kLargestCount = std::int64_t{1} << 53;
 constexpr Integers kSize{.low = 1};
 constexpr Integers kSizeOrNone{.low = 0};
+constexpr Reals kTimeouts{.low = 0.001, .high = 1e9};  // they are counted in milliseconds
 // Products of three of them fit 64 bits.
 constexpr Integers kRanks{.low = 1, .high = std::int64_t{1} << 20};
 constexpr Integers kCount{.low = 0, .high = kLargestCount};
@@ -214,7 +215,7 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                "tensor-parallel messages travel under the matrix products they belong to");
   add_recompute_options(options, p);
   options
-      .real("distributed-timeout-seconds", p.distributed_timeout_seconds, Reals::positive(),
+      .real("distributed-timeout-seconds", p.distributed_timeout_seconds, kTimeouts,
             "a rank that waits longer for others ends the run")
       .also({"distributed-timeout-minutes"});
 }
