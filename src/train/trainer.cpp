@@ -363,7 +363,7 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   summary.touched_bytes = device.arena().touched();
   // Threads share their process's memory: whoever started them measures it.
   if (run.launch.processes()) summary.grown_bytes = growth_since(before);
-  sum_memory(device.lane(), groups.world(), summary);
+  sum_memory(device.lane(), groups.world(), summary);  // of the lane's device, as the lane's memory is
   return summary;
 }
 
