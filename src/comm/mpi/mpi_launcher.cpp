@@ -81,13 +81,10 @@ void run_mpi_ranks(const MpiOptions& options, const std::function<void(Communica
   auto engine = std::make_shared<mpi::Engine>(options, world);
   int status = 1;
   std::vector<std::string> problems;
+  bool finished = false;
   try {
     body(*mpi::mpi_communicator(engine, engine->world()));
-    if (engine->finish()) {
-      engine.reset();
-      mpi::check_mpi(MPI_Finalize(), "MPI_Finalize");
-      return;
-    }
+    finished = engine->finish();
   } catch (const Aborted&) {  // another rank's failure, or an operation that this one has cancelled
   } catch (const ConfigError& e) {
     status = 2;
@@ -97,7 +94,9 @@ void run_mpi_ranks(const MpiOptions& options, const std::function<void(Communica
   } catch (...) {
     problems = {"an exception of unknown type"};
   }
-  engine->end(status, std::move(problems));
+  if (!finished) engine->end(status, std::move(problems));
+  engine.reset();
+  mpi::check_mpi(MPI_Finalize(), "MPI_Finalize");
 }
 
 }  // namespace weft
