@@ -229,6 +229,9 @@ std::vector<std::string> layout_problems(const GenerateOptions& options, const M
         "--ranks {}",
         layout.parallel.ranks);
   }
+  if (options.parallel.device == ParallelConfig::Device::kCuda) {
+    problems.emplace_back("--device cuda: this build generates on the CPU; leave it out");
+  }
   const int tp = static_cast<int>(options.parallel.tensor_model_parallel_size);
   if (options.parallel.pipeline_model_parallel_size > 1) {
     problems.push_back(fmt::format(

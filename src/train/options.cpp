@@ -312,8 +312,9 @@ void add_data_options(OptionSet& options, DataConfig& d) {
       .also({"tokenizer"});
   options.flag("eod-mask-loss", d.eod_mask_loss, "no loss where the input is the end of a document");
   options.flag("reset-position-ids", d.reset_position_ids,
-               "positions start anew after the end of a document");
-  options.flag("reset-attention-mask", d.reset_attention_mask, "no attention across the end of a document");
+               "positions start anew after the end of a document (not in this build yet)");
+  options.flag("reset-attention-mask", d.reset_attention_mask,
+               "no attention across the end of a document (not in this build yet)");
 }
 
 void add_training_options(OptionSet& options, TrainingConfig& t) {
@@ -376,7 +377,8 @@ void add_checkpoint_options(OptionSet& options, CheckpointConfig& c) {
   options
       .integer("save-interval", c.save_interval, kSizeOrNone, "steps between checkpoints; 0: only at the end")
       .also({"save-steps"});
-  options.flag("async-save", c.async_save, "write checkpoints while training goes on");
+  options.flag("async-save", c.async_save,
+               "write checkpoints while training goes on (not in this build yet)");
   options.integer("keep-last", c.keep_last, kSizeOrNone, "checkpoints to keep; 0: all")
       .also({"save-total-limit"});
   options.flag("finetune", c.finetune, "load weights only: iteration, optimizer and data start anew");

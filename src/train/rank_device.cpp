@@ -73,10 +73,10 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_m
   const auto count = static_cast<std::int64_t>(gpus.list.size());
   if (ranks_on_machine > count && !ranks_share_gpus()) {
     config_fail(
-        "--device cuda: {} ranks on this machine, and it has {} GPU{}; one rank runs on each GPU. Take {} "
-        "rank{} (a "
-        "smaller layout or --ranks), or --device cpu",
-        ranks_on_machine, count, count == 1 ? "" : "s", count, count == 1 ? "" : "s");
+        "--device {}: {} ranks on this machine, and it has {} GPU{}; one rank runs on each GPU. Take {} "
+        "rank{} "
+        "(a smaller layout or --ranks), or --device cpu",
+        must ? "cuda" : "auto", ranks_on_machine, count, count == 1 ? "" : "s", count, count == 1 ? "" : "s");
   }
   return DeviceKind::kCuda;
 }

@@ -164,11 +164,20 @@ void load_weights(const std::string& folder, Lane& lane, Engine& engine) {
   if (engine.optimizer() != nullptr) engine.publish();
 }
 
+namespace {
+
+// --load and --save name one folder: the run goes on with what it has saved.
+bool goes_on(const CheckpointConfig& checkpoint) {
+  const auto folder = [](const std::string& path) { return (fs::path(path) / "").lexically_normal(); };
+  return !checkpoint.save.empty() && folder(checkpoint.load) == folder(checkpoint.save);
+}
+
+}  // namespace
+
 void use_loaded_model(TrainConfig& config) {
   // A run that starts with --load and --save on the same, still empty folder begins from scratch.
-  const auto folder = [](const std::string& path) { return (fs::path(path) / "").lexically_normal(); };
-  if (!config.checkpoint.save.empty() && folder(config.checkpoint.load) == folder(config.checkpoint.save) &&
-      !has_checkpoint(config.checkpoint.load)) {
+  if (goes_on(config.checkpoint) && !has_checkpoint(config.checkpoint.load)) {
+    log_info("{} holds no checkpoint yet: the run begins from scratch", config.checkpoint.load);
     config.checkpoint.load.clear();
     return;
   }
@@ -283,8 +292,16 @@ std::string save_run(const TrainConfig& config, const RunData& data, const RunSc
 }
 
 SaveGuard prepare_save_folder(const TrainConfig& config) {
-  if (config.checkpoint.save.empty()) return {};
-  return {std::make_shared<SaveFolderLock>(config.checkpoint.save)};
+  const std::string& save = config.checkpoint.save;
+  if (save.empty()) return {};
+  if (has_checkpoint(save) && !goes_on(config.checkpoint)) {
+    config_fail(
+        "--save {}: it holds the checkpoints of another run, which would be overwritten. Go on with that run "
+        "by --load "
+        "{}, or save elsewhere",
+        save, save);
+  }
+  return {std::make_shared<SaveFolderLock>(save)};
 }
 
 }  // namespace weft

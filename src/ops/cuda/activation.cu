@@ -58,7 +58,8 @@ struct Function {
       const A phi = A(0.5) * (A{1} + erf_of(x * A(0.70710678118654752440)));
       if constexpr (!kDerivative) return {x * phi, A{0}};
       constexpr A kDensity = A(0.39894228040143267794);  // 1/√(2π)
-      return {x * phi, phi + x * kDensity * exp_of<kShort<T>>(A(-0.5) * x * x)};
+      // Of two products one is added to the other: which of them is fused must not depend on the kernel.
+      return {x * phi, fma(x * kDensity, exp_of<kShort<T>>(A(-0.5) * x * x), phi)};
     } else if constexpr (kKind == Activation::kRelu) {
       return {x < A{0} ? A{0} : x, x > A{0} ? A{1} : A{0}};  // NaN stays NaN
     } else if constexpr (kKind == Activation::kSquaredRelu) {
