@@ -7,7 +7,8 @@ void check_tensor(const Who& who, const char* call, const Tensor& x) {
   WEFT_CHECK(x.defined(), "group '{}': {} of an undefined tensor", who.name, call);
   // What ranks tell each other beside the model lies in host memory, whatever they compute on.
   const bool from_host = x.device().kind == DeviceKind::kCpu && who.device == DeviceKind::kCuda;
-  const bool planned = who.device == DeviceKind::kMeta;  // nothing is moved: any tensor will do
+  // A rehearsal: among planned ranks, but on the device.
+  const bool planned = who.device == DeviceKind::kMeta && x.device().kind == DeviceKind::kCuda;
   WEFT_CHECK(x.device().kind == who.device || from_host || planned,
              "group '{}': {} of a tensor on {}, but this group works on {}", who.name, call,
              name_of(x.device().kind), name_of(who.device));

@@ -82,7 +82,7 @@ for model in ${MODELS:-llama gpt}; do
         echo "ok     $model $precision $number ranks $ranks $words: $text ($((SECONDS - begin)) s)"
       else
         echo "FAILED $model $precision $number ranks $ranks $words: ${text:-}"
-        tail -4 "$work/err" | cut -c1-400
+        grep '^weft' "$work/err" | head -4 | cut -c1-600
         failed=$((failed + 1))
       fi
       text=""
