@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cli/commands.hpp"
+#include "comm/mpi/mpi_launcher.hpp"
 #include "core/check.hpp"
 #include "train/nearest.hpp"
 
@@ -64,9 +65,22 @@ void flush_output() {
   if (std::fflush(stdout) != 0) fail("standard output: write failed: {}", std::strerror(errno));
 }
 
+namespace {
+
+// The number of this process among those that a launcher started; −1: none says.
+int number_in_launch() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    if (const char* rank = std::getenv(name); rank != nullptr) return std::atoi(rank);
+  }
+  return -1;
+}
+
+}  // namespace
+
 bool answered(const OptionSet& options, OptionSet::Request request) {
-  if (request == OptionSet::Request::kHelp) print(options.help());
-  if (request == OptionSet::Request::kPrintConfig) print(options.to_toml());
+  // The same in every process of a launch: one says it.
+  if (number_in_launch() <= 0 && request == OptionSet::Request::kHelp) print(options.help());
+  if (number_in_launch() <= 0 && request == OptionSet::Request::kPrintConfig) print(options.to_toml());
   return request != OptionSet::Request::kRun;
 }
 
@@ -103,12 +117,7 @@ namespace {
 // Options that are wrong are wrong in every process of a launch. The first one says so and its launcher ends
 // the others; where only another process sees something wrong, that one speaks after a while.
 void let_the_first_process_speak() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-    const char* rank = std::getenv(name);
-    if (rank == nullptr) continue;
-    if (std::atoi(rank) > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
-    return;
-  }
+  if (number_in_launch() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 }  // namespace
@@ -124,6 +133,7 @@ int run_command_line(Args args) {
   try {
     const int status = run_one_of("weft", kSummary, kCommands, args);
     flush_output();
+    leave_mpi();
     return status;
   } catch (const ConfigError& e) {
     let_the_first_process_speak();

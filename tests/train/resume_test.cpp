@@ -655,6 +655,26 @@ TEST_F(ResumeTest, ALongerRunAtAConstantRateGoesOn) {
   EXPECT_EQ(run_training(second).iteration, kSteps);
 }
 
+// What another run has saved is not written over: with no --load, or with another run's.
+TEST_F(ResumeTest, TheFolderOfAnotherRunIsRefused) {
+  run_training(config(1, "first"));
+  const std::vector<std::byte> weights = bytes_of("first", "weight");
+  run_training(config(1, "other"));
+  TrainConfig again = config(2, "first");
+  for (const char* load : {"", "other"}) {
+    again.checkpoint.load = *load == 0 ? "" : (folder_ / load).string();
+    again.checkpoint.finetune = *load != 0;
+    try {
+      run_training(again);
+      FAIL() << "wrote over another run";
+    } catch (const ConfigError& error) {
+      for (const char* part : {"--save ", "another run", "--load "})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_TRUE(bytes_of("first", "weight") == weights);
+}
+
 // Weights alone (a converted checkpoint, --finetune) begin a new run.
 TEST_F(ResumeTest, WeightsAloneBeginANewRun) {
   run_training(config(1, "first"));

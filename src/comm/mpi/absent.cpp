@@ -22,6 +22,7 @@ std::string mpi_library() {
 MpiWorld mpi_world() {
   fail_absent();
 }
+void leave_mpi() {}
 void run_mpi_ranks(const MpiOptions&, const std::function<void(Communicator&)>&) {
   fail_absent();
 }

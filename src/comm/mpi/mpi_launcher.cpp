@@ -65,6 +65,13 @@ MpiWorld mpi_world() {
   return world;
 }
 
+void leave_mpi() {
+  int started = 0, ended = 0;
+  MPI_Initialized(&started);
+  MPI_Finalized(&ended);
+  if (started != 0 && ended == 0) MPI_Finalize();
+}
+
 void run_mpi_ranks(const MpiOptions& options, const std::function<void(Communicator& world)>& body) {
   const MpiWorld world = mpi_world();
   if (world.size == 1) {

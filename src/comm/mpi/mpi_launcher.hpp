@@ -34,6 +34,10 @@ struct MpiOptions {
   std::size_t longest_message = std::size_t{1} << 30;
 };
 
+// Before a process ends in the ordinary way: ends MPI where mpi_world() has started it and nothing has run,
+// which MPI would take for a crash.
+void leave_mpi();
+
 // Runs body(world) for this process's rank; returns when all ranks have returned from theirs, and MPI is
 // finished then: at most once a process.
 //

@@ -253,6 +253,15 @@ TEST_F(MpiRun, WrongWorldsAreRefusedAndNothingIsTouched) {
 }
 
 // Every rank is told to stop: a save at a step boundary, and the run goes on from there bit for bit.
+// What runs nothing ends in the ordinary way, and one process says it.
+TEST_F(MpiRun, TheConfigurationIsPrintedOnce) {
+  const Ended ended = run(mpirun(2) + train(2, "--tensor-model-parallel-size 2 --print-config"));
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  const std::size_t first = ended.output.find("tensor_model_parallel_size");
+  ASSERT_NE(first, std::string::npos) << ended.output;
+  EXPECT_EQ(ended.output.find("tensor_model_parallel_size", first + 1), std::string::npos);
+}
+
 TEST_F(MpiRun, ASignalSavesAndTheRunGoesOn) {
   const std::string save = (folder_ / "save").string(), straight = (folder_ / "straight").string();
   const Running running = start(mpirun(4) + train(60, fmt::format("{} --save {}", kCube, save)));
