@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 
 namespace weft {
@@ -35,6 +36,11 @@ struct Arena::State {
   std::function<void()> release;  // gives the memory back, if this arena owns it
   std::size_t in_use = 0, high_water = 0, allocations = 0;
   Block* first = nullptr;
+  // The free ones in address order: there are few of them, however many blocks are live.
+  struct ByOffset {
+    bool operator()(const Block* a, const Block* b) const { return a->offset < b->offset; }
+  };
+  std::set<Block*, ByOffset> free_blocks;
   std::vector<Block*> spare;                  // nodes to use again
   std::vector<std::unique_ptr<Block>> nodes;  // every node ever made
   // The last handle to a tensor may go in another thread (a collective's worker), so the list is guarded.
@@ -55,8 +61,15 @@ struct Arena::State {
     const std::lock_guard lock(mutex);
     in_use -= b->bytes;
     b->free = true;
-    if (b->next != nullptr && b->next->free) absorb_next(b);
-    if (b->previous != nullptr && b->previous->free) absorb_next(b->previous);
+    if (b->next != nullptr && b->next->free) {
+      free_blocks.erase(b->next);
+      absorb_next(b);
+    }
+    if (b->previous != nullptr && b->previous->free) {
+      absorb_next(b->previous);
+    } else {
+      free_blocks.insert(b);
+    }
   }
 
   void absorb_next(Block* b) {
@@ -97,6 +110,7 @@ Arena::Arena(Device device, std::byte* base, std::size_t bytes, std::function<vo
   state_->capacity = bytes / kAlignment * kAlignment;
   state_->first = state_->node();
   state_->first->bytes = state_->capacity;
+  state_->free_blocks.insert(state_->first);
 }
 
 Arena::~Arena() {
@@ -126,9 +140,9 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
   const std::size_t bytes = round_up(
       std::max<std::size_t>(static_cast<std::size_t>(shape.elems()) * bytes_of(dtype), 1), kAlignment);
   std::unique_lock lock(s.mutex);
-  Block* b = s.first;
-  while (b != nullptr && (!b->free || b->bytes < bytes)) b = b->next;
-  if (b == nullptr) {
+  const auto found = std::find_if(s.free_blocks.begin(), s.free_blocks.end(),
+                                  [&](const Block* block) { return block->bytes >= bytes; });
+  if (found == s.free_blocks.end()) {
     lock.unlock();
     std::string items;
     for (const Item& item : largest(6)) {
@@ -139,6 +153,8 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
         "items:{}",
         what, to_string(shape), bytes, in_use(), capacity(), items);
   }
+  Block* b = *found;
+  s.free_blocks.erase(found);
   if (b->bytes > bytes) {
     Block* rest = s.node();
     rest->offset = b->offset + bytes;
@@ -149,6 +165,7 @@ Tensor Arena::alloc(DType dtype, const Shape& shape, const char* what) {
     if (rest->next != nullptr) rest->next->previous = rest;
     b->next = rest;
     b->bytes = bytes;
+    s.free_blocks.insert(rest);
   }
   b->free = false;
   b->what = what;
