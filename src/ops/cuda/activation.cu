@@ -214,7 +214,6 @@ __global__ void __launch_bounds__(32 * kSumWarps)
     again_with_sums(const Backward<F, T, true> op, Index rows, Index columns, Acc<T>* __restrict__ partial) {
   using A = Acc<T>;
   constexpr int kRows = 2;  // that a warp has under way
-  __shared__ A shared[kSumWarps][32 * N];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Index first = Index{blockIdx.x} * (32 * N), column = first + lane * N;
   const Index chunk = blockIdx.y, chunks = gridDim.y;
@@ -238,15 +237,7 @@ __global__ void __launch_bounds__(32 * kSumWarps)
       }
     }
   }
-#pragma unroll
-  for (int e = 0; e < N; ++e) shared[warp][lane * N + e] = sums[e];
-  __syncthreads();
-  for (int c = threadIdx.x; c < 32 * N && first + c < columns; c += 32 * kSumWarps) {
-    A total = 0;
-#pragma unroll
-    for (int w = 0; w < kSumWarps; ++w) total += shared[w][c];
-    partial[chunk * columns + first + c] = total;
-  }
+  write_partials<kSumWarps>(sums, first, columns, partial + chunk * columns);
 }
 
 template <class F, class T, int N>

@@ -19,7 +19,6 @@ template <class T, int N>
 __global__ void __launch_bounds__(32 * kWarps)
     sum_columns(const T* __restrict__ dy, Index rows, Index columns, Index ld, Acc<T>* __restrict__ partial) {
   using A = Acc<T>;
-  __shared__ A shared[kWarps][32 * N];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Index first = Index{blockIdx.x} * (32 * N), column = first + lane * N;
   const Index chunk = blockIdx.y, chunks = gridDim.y;
@@ -44,15 +43,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       for (int e = 0; e < N; ++e) sums[e] += to_acc(v.v[e]);
     }
   }
-#pragma unroll
-  for (int e = 0; e < N; ++e) shared[warp][lane * N + e] = sums[e];
-  __syncthreads();
-  for (int c = threadIdx.x; c < 32 * N && first + c < columns; c += 32 * kWarps) {
-    A total = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += shared[w][c];
-    partial[chunk * columns + first + c] = total;
-  }
+  write_partials<kWarps>(sums, first, columns, partial + chunk * columns);
 }
 
 template <class T, int N>

@@ -12,6 +12,24 @@ inline constexpr Index kPlannedMultiprocessors = 132;
 inline constexpr int kSumColumns = 32;  // columns of a block
 inline constexpr int kSumGroups = 32;   // of partials, each summed in order, then added in order
 
+// First half, the end of it: each lane of kWarps warps has the sums of N columns, from `first` + N · lane on,
+// over the rows of its warp. Adds them up over the warps, in order, and writes the block's row of partial
+// sums.
+template <int kWarps, class A, int N>
+__device__ inline void write_partials(const A (&sums)[N], Index first, Index columns, A* row) {
+  __shared__ A shared[kWarps][32 * N];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int e = 0; e < N; ++e) shared[warp][lane * N + e] = sums[e];
+  __syncthreads();
+  for (int c = threadIdx.x; c < 32 * N && first + c < columns; c += 32 * kWarps) {
+    A total = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += shared[w][c];
+    row[first + c] = total;
+  }
+}
+
 // out[columns] = beta · out + Σ partial[i][columns]
 template <class A>
 __global__ void __launch_bounds__(kSumColumns* kSumGroups)
