@@ -134,6 +134,7 @@ double bubble_of(const PipelineShape& shape) {
 RunPlan plan_of_run(const TrainConfig& config) {
   const EngineOptions options = EngineOptions::from(config);
   RunPlan plan{.layout = options.layout, .parameters = parameter_count(config.model)};
+  if (options.device == DeviceKind::kCuda) plan.beside = std::size_t{540} << 20;
   const bool evaluation = config.training.eval_iters > 0 && config.data.batches.empty();
   std::vector<StepPlan> steps = plan_step(options, plan.layout.pipeline.microbatches, evaluation,
                                           threads_per_rank(config.training.cpu_threads, plan.layout.world()));
@@ -167,13 +168,20 @@ std::string to_string(const RunPlan& plan) {
   const auto largest = static_cast<std::size_t>(&plan.largest() - plan.ranks.data());
   return fmt::format(
              "{} parameters on {} ranks: tp {}, pp {}, dp {}\n{}\n{} microbatches of each pipeline, {}{}, "
-             "bubble {:.2f} %\n\nmemory of a rank (MiB; activations: what the schedule keeps for so many "
+             "bubble {:.2f} % (idle over busy time)\n\nmemory of a rank (MiB; activations: what the schedule keeps for so many "
              "chunks x microbatches in flight)\n",
              plan.parameters, plan.layout.world(), mesh.tp, mesh.pp, mesh.dp, to_string(plan.layout.stages),
              shape.microbatches, name_of(shape.schedule),
              shape.chunks > 1 ? fmt::format(" with {} stages on a rank", shape.chunks) : "",
              100 * plan.bubble) +
-         memory_table(plan) + "\nsent by a rank in a step (MiB)\n" + traffic_table(plan) +
+         memory_table(plan) +
+         (plan.beside > 0
+              ? fmt::format(
+                    "beside it, on the GPU: about {:.0f} MiB of CUDA's context, kernels and handles{}\n",
+                    mib(static_cast<double>(plan.beside)),
+                    plan.layout.world() > 1 ? ", and NCCL's buffers" : "")
+              : "") +
+         "\nsent by a rank in a step (MiB)\n" + traffic_table(plan) +
          fmt::format(
              "\npeak={}\npeak_pipeline_rank={}\ntotal_memory={}\ntotal_bytes_sent={}\nbubble={:.6g}\n",
              plan.largest().memory.arena, largest, plan.memory(), plan.traffic(), plan.bubble);
@@ -193,6 +201,7 @@ std::string to_json(const RunPlan& plan) {
                                    {"stages_of_a_rank", shape.chunks},
                                    {"microbatches", shape.microbatches},
                                    {"bubble", plan.bubble},
+                                   {"beside_the_arena", plan.beside},
                                    {"total_memory", plan.memory()},
                                    {"total_bytes_sent", plan.traffic()},
                                    {"pipeline_ranks", ranks}};

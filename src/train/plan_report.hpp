@@ -29,6 +29,10 @@ struct RunPlan {
   // input gradient and weight gradient, and messages that take none.
   double bubble = 0;
 
+  // On a GPU, of each rank beside its arena: CUDA's context, kernels and library handles (measured on an H200
+  // with CUDA 13.0); NCCL's buffers come on top, where there are several ranks. 0 on CPUs.
+  std::size_t beside = 0;
+
   // Over all ranks.
   std::size_t memory() const;
   std::uint64_t traffic() const;

@@ -149,6 +149,12 @@ void restore_scaler(const Json& state, LossScaler& scaler) {
 
 ModelConfig model_config_of(const std::string& folder) {
   if (has_checkpoint(folder)) return model_config_from_json(read_checkpoint_info(folder).model);
+  if (!fs::exists(fs::path(folder) / "config.json")) {
+    config_fail("--load {}: {}", folder,
+                fs::is_directory(folder)
+                    ? "it holds neither a checkpoint (latest) nor a Hugging Face model (config.json)"
+                    : "there is no such folder");
+  }
   return config_from_huggingface(folder);
 }
 
