@@ -42,7 +42,7 @@ Tensor ActivationAgainMlp::backward(Lane& lane, const Tensor& dy, Microbatch& mb
   RowParallelLinear::InputGradient fc2 = fc2_->input_gradient(lane, dy);
   ops::ActivationAgain again;
   {
-    const auto [h] = mb.saved.pop<Saved>();
+    const Tensor h = mb.saved.pop<Saved>().h;
     if (gated_) {
       again = ops::gated_activation_again(lane, kind_, fc2.dx, h);
     } else if (fc1_bias_ != nullptr && fc1_bias_->trains()) {

@@ -31,6 +31,6 @@ namespace cpu {
 }  // namespace cpu
 
 namespace cuda {
-#include "ops/twins.inc"
+#include "ops/twins.inc"  // NOLINT(readability-duplicate-include)
 }  // namespace cuda
 }  // namespace weft::ops

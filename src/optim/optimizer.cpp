@@ -17,7 +17,7 @@ class MasterWeights {
   }
 
   Tensor zeros(Lane& lane, const char* what) const {
-    const Tensor t = lane.alloc(accumulator_of(buffer_.weights().dtype()), {buffer_.owned_elems()}, what);
+    Tensor t = lane.alloc(accumulator_of(buffer_.weights().dtype()), {buffer_.owned_elems()}, what);
     ops::fill(lane, t, 0);
     return t;
   }

@@ -168,7 +168,8 @@ std::string to_string(const RunPlan& plan) {
   const auto largest = static_cast<std::size_t>(&plan.largest() - plan.ranks.data());
   return fmt::format(
              "{} parameters on {} ranks: tp {}, pp {}, dp {}\n{}\n{} microbatches of each pipeline, {}{}, "
-             "bubble {:.2f} % (idle over busy time)\n\nmemory of a rank (MiB; activations: what the schedule keeps for so many "
+             "bubble {:.2f} % (idle over busy time)\n\nmemory of a rank (MiB; activations: what the schedule "
+             "keeps for so many "
              "chunks x microbatches in flight)\n",
              plan.parameters, plan.layout.world(), mesh.tp, mesh.pp, mesh.dp, to_string(plan.layout.stages),
              shape.microbatches, name_of(shape.schedule),

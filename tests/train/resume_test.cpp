@@ -379,7 +379,8 @@ TEST_F(ResumeTest, AStepWithoutALearningRateLeavesImportedWeightsAlone) {
             out = Batch{};
             out.rows = 2;
             out.sequence_length = kSequence;
-            for (int t = 0; t < 2 * kSequence; ++t) out.tokens.push_back(t % kVocabulary);
+            for (int t = 0; t < 2 * kSequence; ++t)
+              out.tokens.push_back(static_cast<std::int32_t>(t % kVocabulary));
             out.labels = out.tokens;
             out.sample_ids = {0, 1};
             out.target_tokens = 2 * kSequence;
