@@ -357,13 +357,14 @@ std::string equivalent(const Mutant& mutant) {
     return std::any_of(functions.begin(), functions.end(),
                        [&](const std::string& f) { return f.find(name) != std::string::npos; });
   };
-  if (in("gradient_norm") && site.group == "dp" && mutant.mutation == Mutation::kShiftTp) {
+  if (in("GradientNorm::sums") && site.group == "dp" && mutant.mutation == Mutation::kShiftTp) {
     return "the sum over the model that follows has every rank's squares once again";
   }
-  if (in("gradient_norm") && site.group == "model" && mutant.mutation == Mutation::kShiftDp) {
+  if (in("GradientNorm::sums") && site.group == "model" && mutant.mutation == Mutation::kShiftDp) {
     return "every data-parallel rank has the same squares";
   }
-  if (in("RecomputedSublayer::backward") && in("RowParallelLinear::forward")) {
+  if (in("RecomputedSublayer::backward") &&
+      (in("RowParallelLinear::forward") || in("RowParallelLinear::product"))) {
     return "the second pass through a feed-forward network is for what it saves; nobody reads its result";
   }
   return {};
