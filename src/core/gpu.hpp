@@ -24,6 +24,12 @@ struct Gpus {
   std::string why_none;         // where the list is empty: what is missing, and what to do about it
   std::string driver, runtime;  // CUDA versions, "13.0"
 };
+// Whether this program's kernels run on a GPU: they are compiled for chips of one generation each
+// (-DWEFT_CUDA_ARCH).
+bool built_for(const Gpu& gpu);
+// Those generations as they were named, "90a"; empty without the CUDA backend.
+std::string built_architectures();
+
 // Looks; changes nothing, and makes no context where there is none.
 Gpus find_gpus();
 

@@ -5,12 +5,10 @@
 
 #include "comm/nccl/nccl_communicator.hpp"
 #include "core/gpu.hpp"
+#include "core/log.hpp"
 
 namespace weft {
 namespace {
-
-// Kernels are compiled for one generation of chips.
-constexpr int kBuiltForMajor = 9;
 
 // Several ranks may share a GPU only where NCCL has been told so: for tests of layouts, never for speed.
 bool ranks_share_gpus() {
@@ -62,20 +60,20 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_m
     return DeviceKind::kCpu;
   }
   const Gpu& gpu = gpus.list.front();
-  if (gpu.major != kBuiltForMajor) {
-    if (!must) return DeviceKind::kCpu;
-    config_fail(
-        "--device cuda: the GPU ({}) has compute capability {}.{}, and this program was built for {}.x; "
-        "build with "
+  if (!built_for(gpu)) {
+    const std::string text = fmt::format(
+        "the GPU ({}) has compute capability {}.{}, and this program was built for {}; build it with "
         "-DWEFT_CUDA_ARCH={}{}",
-        gpu.name, gpu.major, gpu.minor, kBuiltForMajor, gpu.major, gpu.minor);
+        gpu.name, gpu.major, gpu.minor, built_architectures(), gpu.major, gpu.minor);
+    if (must) config_fail("--device cuda: {}", text);
+    log_warn("running on the CPU: {}", text);
+    return DeviceKind::kCpu;
   }
   const auto count = static_cast<std::int64_t>(gpus.list.size());
   if (ranks_on_machine > count && !ranks_share_gpus()) {
     config_fail(
         "--device {}: {} ranks on this machine, and it has {} GPU{}; one rank runs on each GPU. Take {} "
-        "rank{} "
-        "(a smaller layout or --ranks), or --device cpu",
+        "rank{} (a smaller layout or --ranks), or --device cpu",
         must ? "cuda" : "auto", ranks_on_machine, count, count == 1 ? "" : "s", count, count == 1 ? "" : "s");
   }
   return DeviceKind::kCuda;

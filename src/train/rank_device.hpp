@@ -17,8 +17,8 @@ class RankDevice {
 
   Lane& lane() { return lane_; }
   // The group in which ranks of this device reduce: `world` itself on the CPU, one of NCCL's over it on GPUs.
-  // Collective; `world` outlives it, and this.
-  // On GPUs an engine of these options takes a step among planned ranks first (see Engine::rehearse).
+  // Collective, once; `world` outlives this, and the result lives as long as this. On GPUs an engine of these
+  // options takes a step among planned ranks first (see Engine::rehearse).
   Communicator& world(Communicator& world, const EngineOptions& engine, std::int64_t microbatches,
                       bool evaluation, double timeout_seconds);
   const Arena& arena() const { return *arena_; }

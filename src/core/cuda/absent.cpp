@@ -7,6 +7,14 @@ bool built_with_cuda() {
   return false;
 }
 
+bool built_for(const Gpu&) {
+  return false;
+}
+
+std::string built_architectures() {
+  return "";
+}
+
 Gpus find_gpus() {
   return {.why_none = "this build has no CUDA backend (configure with -DWEFT_CUDA=ON; README, section GPU)"};
 }

@@ -1,5 +1,8 @@
 #include "core/gpu.hpp"
 
+#include <cstdlib>
+#include <sstream>
+
 #include "core/cuda/check.hpp"
 
 namespace weft {
@@ -13,6 +16,18 @@ std::string version_text(int version) {
 
 bool built_with_cuda() {
   return true;
+}
+
+bool built_for(const Gpu& gpu) {
+  std::istringstream names(built_architectures());
+  for (std::string name; std::getline(names, name, ';');) {
+    if (std::atoi(name.c_str()) / 10 == gpu.major) return true;  // "90a", "100a", "89-real"
+  }
+  return false;
+}
+
+std::string built_architectures() {
+  return WEFT_CUDA_ARCHITECTURES;
 }
 
 Gpus find_gpus() {
