@@ -98,7 +98,8 @@ void build_facts(Report& report) {
 #endif
   report.line("kind", kind);
   report.line("instruction set", built_for());
-  report.line("devices", built_with_cuda() ? "cpu, cuda" : "cpu");
+  report.line("devices",
+              built_with_cuda() ? fmt::format("cpu, cuda (for {})", built_architectures()) : "cpu");
   report.line("communicators", "local (ranks are threads of one process)");
   if (mpi_available()) report.line("", fmt::format("mpi (ranks are processes; {})", mpi_library()));
   if (built_with_cuda()) report.line("", "nccl (between GPUs)");
