@@ -10,6 +10,8 @@
 #include <set>
 #include <string_view>
 
+#include "core/rng.hpp"
+
 namespace weft {
 namespace detail {
 
@@ -226,6 +228,13 @@ std::size_t Arena::touched() const {
 std::size_t Arena::allocations() const {
   const std::lock_guard lock(state_->mutex);
   return state_->allocations;
+}
+
+std::uint64_t Arena::state_hash() const {
+  const std::lock_guard lock(state_->mutex);
+  RandomKey hash;
+  for (const Block* b : state_->free_blocks) hash = hash.with(b->offset).with(b->bytes);
+  return hash.value;
 }
 
 std::vector<Arena::Item> Arena::largest(std::size_t count) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -46,6 +47,9 @@ class Arena {
   std::size_t touched() const;
   // Calls of alloc() since construction.
   std::size_t allocations() const;
+
+  // Of which memory is free: with the same value, the same calls of alloc() give the same addresses.
+  std::uint64_t state_hash() const;
 
   struct Item {
     const char* what;

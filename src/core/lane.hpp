@@ -1,9 +1,11 @@
 // Lane: what a rank's code may use. Passed down as a parameter; never global, never stored in a module.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <vector>
-#include "core/arena.hpp"
 
+#include "core/arena.hpp"
 #include "core/device.hpp"
 #include "core/trace.hpp"
 #include "core/workers.hpp"
@@ -13,6 +15,14 @@ namespace weft {
 // An ordered queue of device work. On the CPU work is done when the call returns and the handle is null.
 struct Stream {
   void* handle = nullptr;
+};
+
+// Work of a compute stream that the device has been shown and can do again as a whole: the same operations,
+// on the same memory. (A CUDA graph.)
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  virtual void replay() = 0;
 };
 
 // What a rank uses of its device beside memory and stream: library handles, tuned plans, staging memory.
@@ -29,6 +39,10 @@ class DeviceTools {
   virtual void end_traced() = 0;
   // Waits for the device, and hands out what has been traced since it was turned on.
   virtual std::vector<TracedOperation> traced() = 0;
+
+  // --- recording: `work` gives operations to the compute stream, which keeps them and does nothing yet. They
+  // must neither wait for the device nor talk to it in another way, nor be of a kind never run before.
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work) = 0;
 
  protected:
   bool tracing_ = false;

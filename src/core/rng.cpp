@@ -27,14 +27,9 @@ RandomKey RandomKey::with(std::string_view part) const {
 }
 
 double normal(RandomKey key, std::uint64_t index) {
-  // Elements 2i and 2i+1 are the cosine and the sine of one Philox block.
-  const Philox bits = philox(key, index / 2);
-  const std::uint64_t a = (std::uint64_t{bits[0]} << 32) | bits[1];
-  const std::uint64_t b = (std::uint64_t{bits[2]} << 32) | bits[3];
-  const double u = (static_cast<double>(a >> 11) + 0.5) * 0x1p-53;  // (0, 1): the logarithm is finite
-  const double v = static_cast<double>(b >> 11) * 0x1p-53;
-  const double radius = std::sqrt(-2.0 * std::log(u));
-  const double angle = 2.0 * std::numbers::pi * v;
+  const NormalBits bits = normal_bits(philox(key, index / 2));
+  const double radius = std::sqrt(-2.0 * std::log(bits.radius));
+  const double angle = 2.0 * std::numbers::pi * bits.angle;
   return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
 

@@ -41,7 +41,18 @@ constexpr float uniform(std::uint32_t bits) {
 }
 
 // The standard normal number of element `index` under `key` (Box-Muller in double: the same on every machine
-// up to the last bits of its libm).
+// up to the last bits of its libm). Elements 2i and 2i + 1 are the cosine and the sine of one Philox block.
 double normal(RandomKey key, std::uint64_t index);
+
+// What normal() takes of a block: the radius and the angle come from (0, 1), so the logarithm is finite, and
+// [0, 1).
+struct NormalBits {
+  double radius, angle;
+};
+constexpr NormalBits normal_bits(const Philox& bits) {
+  const std::uint64_t a = (std::uint64_t{bits[0]} << 32) | bits[1];
+  const std::uint64_t b = (std::uint64_t{bits[2]} << 32) | bits[3];
+  return {(static_cast<double>(a >> 11) + 0.5) * 0x1p-53, static_cast<double>(b >> 11) * 0x1p-53};
+}
 
 }  // namespace weft

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/elementwise.hpp"
+#include "ops/normal.hpp"
+
 namespace weft {
 
 Shape LogicalTensor::local_shape() const {
@@ -78,66 +81,25 @@ Param* ParamSet::find(const std::string& name) const {
   return nullptr;
 }
 
-namespace {
-
-template <class T>
-T from_double(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return T(static_cast<float>(value));
-  }
-}
-
-// Fills the local part of one logical tensor; rows of `out` are its local rows.
-template <class T>
-void draw(Workers& workers, const LogicalTensor& part, const Tensor& out, RandomKey key) {
-  const std::int64_t global_columns = part.global.rank() > 1 ? part.global[-1] : 1;
-  const std::int64_t rows = out.dim(0);
-  const std::int64_t columns = out.rank() > 1 ? out.dim(1) : 1;
-  const std::int64_t ld = out.rank() > 1 ? out.ld() : 1;
-  const std::int64_t row0 = part.cut == 0 ? part.begin : 0;
-  const std::int64_t column0 = part.cut == 1 ? part.begin : 0;
-  T* data = out.data<T>();
-  workers.parallel_for(
-      rows, std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(columns, 1)),
-      [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t r = first; r < last; ++r) {
-          for (std::int64_t c = 0; c < columns; ++c) {
-            const bool padding = row0 + r >= part.global[0] || column0 + c >= global_columns;
-            double value = 0;
-            if (!padding && part.init.kind == Init::Kind::kOnes) value = 1;
-            if (!padding && part.init.kind == Init::Kind::kNormal) {
-              value = part.init.std *
-                      normal(key, static_cast<std::uint64_t>((row0 + r) * global_columns + column0 + c));
-            }
-            data[r * ld + c] = from_double<T>(value);
-          }
-        }
-      });
-}
-
-}  // namespace
-
-void initialize(Workers& workers, const Param& param, const Tensor& weight, RandomKey seed) {
+void initialize(Lane& lane, const Param& param, const Tensor& weight, RandomKey seed) {
   for (const LogicalTensor& part : param.parts()) {
-    const Tensor out = param.part_of(weight, part);
-    const RandomKey key = seed.with("init").with(part.name);
-    switch (out.dtype()) {
-      case DType::kF64:
-        draw<double>(workers, part, out, key);
+    const Tensor local = param.part_of(weight, part);
+    Tensor real = local;  // without padding
+    if (part.cut == 0) real = local.slice(0, part.real_count());
+    if (part.cut == 1) real = local.slice_columns(0, part.real_count());
+    if (part.real_count() < part.count) ops::fill(lane, local, 0);
+    if (real.elems() == 0) continue;
+    switch (part.init.kind) {
+      case Init::Kind::kZeros:
+      case Init::Kind::kOnes:
+        ops::fill(lane, real, part.init.kind == Init::Kind::kOnes ? 1 : 0);
         break;
-      case DType::kF32:
-        draw<float>(workers, part, out, key);
+      case Init::Kind::kNormal:
+        ops::fill_normal(lane, real, seed.with("init").with(part.name), part.init.std,
+                         {.first_row = part.cut == 0 ? part.begin : 0,
+                          .first_column = part.cut == 1 ? part.begin : 0,
+                          .columns = part.global.rank() > 1 ? part.global[-1] : 1});
         break;
-      case DType::kBF16:
-        draw<bf16>(workers, part, out, key);
-        break;
-      case DType::kF16:
-        draw<f16>(workers, part, out, key);
-        break;
-      default:
-        fail("{}: cannot initialise a tensor of {}", part.name, name_of(out.dtype()));
     }
   }
 }

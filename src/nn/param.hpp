@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/lane.hpp"
 #include "core/rng.hpp"
-#include "core/tensor.hpp"
-#include "core/workers.hpp"
 
 namespace weft {
 
@@ -107,6 +106,7 @@ class Param {
   }
   // 0 for the first contribution of a step (it writes), then 1 (they add).
   float beta() const { return contributions_ == 0 ? 0.0f : 1.0f; }
+  int contributions() const { return contributions_; }
   // One contribution has been added (called by the module, after its weight-gradient operation). Nothing for
   // a frozen parameter.
   void ready() const;
@@ -154,8 +154,8 @@ class ParamSet {
   std::vector<std::unique_ptr<Param>> params_;
 };
 
-// Draws the local part of every logical tensor into weight-shaped memory (host, any floating dtype); padding
-// is zero.
-void initialize(Workers& workers, const Param& param, const Tensor& weight, RandomKey seed);
+// Draws the local part of every logical tensor into weight-shaped memory of any floating dtype; padding is
+// zero.
+void initialize(Lane& lane, const Param& param, const Tensor& weight, RandomKey seed);
 
 }  // namespace weft

@@ -8,6 +8,7 @@
 #include "ops/cross_entropy.hpp"
 #include "ops/dropout.hpp"
 #include "ops/norm.hpp"
+#include "ops/normal.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/rope.hpp"
 

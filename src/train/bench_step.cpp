@@ -65,14 +65,16 @@ class RankBench {
       if (options_.paced && !goes_on()) break;
       groups_.world().barrier(lane_);
       const Clock::time_point begin = Clock::now();
+      host_ms_ = 0;
       for (std::int64_t i = 0; i < options_.steps; ++i) step();
       synchronize(lane_);
       const double ms = ms_since(begin) / static_cast<double>(options_.steps);
       result.ms.push_back(ms);
+      result.host_ms.push_back(host_ms_ / static_cast<double>(options_.steps));
       if (!reports) continue;
       const double tokens = static_cast<double>(shape_.global_batch * config_.data.seq_length);
-      std::fputs(fmt::format("round={} ms={:.3f} tokens_per_second={:.0f} loss={:.6f}\n", round + 1, ms,
-                             tokens / ms * 1e3, last_.loss)
+      std::fputs(fmt::format("round={} ms={:.3f} host_ms={:.3f} tokens_per_second={:.0f} loss={:.6f}\n",
+                             round + 1, ms, result.host_ms.back(), tokens / ms * 1e3, last_.loss)
                      .c_str(),
                  stdout);
       std::fflush(stdout);
@@ -167,11 +169,13 @@ class RankBench {
     const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
       reader_->load(shape_, consumed, index, groups_.mesh().coordinate(Axis::kDp), out);
     };
+    const Clock::time_point begin = Clock::now();
     last_ = engine_.train_step({.iteration = iteration_,
                                 .microbatches = shape_.microbatches(),
                                 .source = source,
                                 .lr = config_.optimizer.lr,
                                 .weight_decay = config_.optimizer.weight_decay});
+    host_ms_ += ms_since(begin) - last_.waited_ms;
   }
 
   const TrainConfig& config_;
@@ -183,6 +187,7 @@ class RankBench {
   std::int64_t samples_;
   BatchShape shape_;
   std::int64_t iteration_ = 0;
+  double host_ms_ = 0;  // of this round: the host's own work, not its waiting for the device
   StepResult last_;
 };
 

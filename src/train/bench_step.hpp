@@ -19,9 +19,10 @@ struct BenchStepOptions {
 };
 
 struct BenchStepResult {
-  std::vector<double> ms;     // of a step, by round
-  double loss = 0;            // of the last step
-  double warmup_seconds = 0;  // start to the end of the first step
+  std::vector<double> ms;       // of a step, by round
+  std::vector<double> host_ms;  // of the host in it, its waiting for the device left out
+  double loss = 0;              // of the last step
+  double warmup_seconds = 0;    // start to the end of the first step
   // Of a step, by operation, longest first.
   struct Cost {
     std::string name;

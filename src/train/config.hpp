@@ -21,6 +21,7 @@ struct ParallelConfig {
   enum class Device { kAuto, kCpu, kCuda };  // auto: cuda where the build and the machine have it
   using Schedule = PipelineSchedule;
   enum class RecomputeGranularity { kNone, kFull, kSelective };
+  enum class CudaGraphImpl { kNone, kLocal };
   enum class RecomputeMethod { kNotGiven, kUniform, kBlock };
 
   Launcher launcher = Launcher::kAuto;
@@ -48,6 +49,7 @@ struct ParallelConfig {
   std::string pipeline_model_parallel_layout;  // see StageSplit
   bool overlap_p2p_communication = true;       // --no-overlap-p2p-communication
   bool tp_comm_overlap = false;
+  CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kLocal;
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kNotGiven;
   std::int64_t recompute_num_layers = 0;  // uniform: of a group; block: of each stage; 0: not given

@@ -1,6 +1,7 @@
 #include "train/engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -97,7 +98,8 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .overlap_p2p = c.parallel.overlap_p2p_communication,
           .bucket_elems = c.parallel.ddp_bucket_size,
           .freeze = c.training.freeze,
-          .deterministic = c.training.deterministic_mode};
+          .deterministic = c.training.deterministic_mode,
+          .record = c.parallel.cuda_graph_impl == ParallelConfig::CudaGraphImpl::kLocal};
 }
 
 Layout layout_of(const TrainConfig& c) {
@@ -164,6 +166,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
                    ? make_sgd(lane_, *buffer_, {.momentum = o.sgd_momentum})
                    : make_adamw(lane_, *buffer_, {o.adam_beta1, o.adam_beta2, o.adam_eps});
   norm_ = make_norm();
+  if (may_record()) recordings_ = std::make_unique<StepRecordings>(params_);
   dynamic_scale_ = options.dtype == DType::kF16 && o.loss_scale == 0;
 }
 
@@ -186,9 +189,7 @@ void Engine::initialize() {
                       : buffer_->distributed() ? buffer_->scratch()
                                                : optimizer_->master();
   const auto draw = [&](const Param& param, const Tensor& into) {
-    ops::fill_on_host(lane_, into, [&](const Tensor& weight) {
-      weft::initialize(lane_.workers, param, weight, RandomKey{static_cast<std::uint64_t>(options_.seed)});
-    });
+    weft::initialize(lane_, param, into, RandomKey{static_cast<std::uint64_t>(options_.seed)});
   };
   for (const ParamBuffer::Slot& slot : buffer_->slots()) draw(*slot.param, ParamBuffer::piece(full, slot));
   for (const ParamBuffer::Slot& slot : buffer_->frozen()) draw(*slot.param, slot.param->weight());
@@ -305,7 +306,7 @@ Engine::Passed Engine::forward_backward(std::int64_t iteration, std::int64_t mic
   Passed total = nothing_passed();
   const PipelineShape shape = pipeline(microbatches, false);
   const DrainPoint drain = drain_point();
-  chunk_activation_bytes_.assign(models_.size(), 0);
+  chunk_activation_bytes_.resize(models_.size());
   std::size_t before = 0;
   std::vector<TrainingStage> stages;
   for (std::size_t chunk = 0; chunk < models_.size(); ++chunk) {
@@ -328,13 +329,33 @@ Engine::Passed Engine::forward_backward(std::int64_t iteration, std::int64_t mic
       if (m == 0) chunk_activation_bytes_[chunk] = lane_.arena.in_use() - before;
       add_losses(total, mb);
     };
-    stages.emplace_back(*models_[chunk], message(), static_cast<int>(microbatches),
-                        TrainingStage::Hooks{make, forwarded});
+    TrainingStage::Hooks hooks{make, forwarded, {}};
+    if (recordings_ != nullptr && !lane_.tools->tracing()) {
+      hooks.together = [&](int m, const Microbatch& mb, const std::function<void()>& pass) {
+        if (!stays_on_device(m, microbatches)) return false;
+        recordings_->run(lane_, mb, total.loss, pass);
+        return true;
+      };
+    }
+    stages.emplace_back(*models_[chunk], message(), static_cast<int>(microbatches), std::move(hooks));
   }
   std::vector<Stage*> pointers;
   for (TrainingStage& stage : stages) pointers.push_back(&stage);
   run(shape, std::move(pointers));
   return total;
+}
+
+bool Engine::may_record() const {
+  const auto& mesh = options_.layout.mesh;
+  return options_.record && lane_.device().kind == DeviceKind::kCuda && options_.training &&
+         mesh.tp * mesh.cp * mesh.pp == 1 && options_.model.hidden_dropout == 0 &&
+         options_.model.attention_dropout == 0;
+}
+
+bool Engine::stays_on_device(std::int64_t microbatch, std::int64_t microbatches) const {
+  if (groups_.dp().size() == 1) return true;
+  // The first one may wait for weights, the last one starts reductions.
+  return microbatch + 1 < microbatches && (microbatch > 0 || !options_.overlap_param_gather);
 }
 
 void Engine::finalize() {
@@ -369,6 +390,7 @@ StepResult Engine::train_step(const StepInput& input) {
       input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
   WorldSums sums;
   std::vector<double> squares;
+  double waited = 0;
   {  // What is on the device is gone before a step that is not finite is looked into: that takes a step's
      // memory.
     const Passed mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
@@ -376,10 +398,13 @@ StepResult Engine::train_step(const StepInput& input) {
     finalize();
     const Tensor sums_of_squares = norm_->sums(lane_);
     // The one place of a step where the host waits for the device.
+    const auto before = std::chrono::steady_clock::now();
     sums = read(statistics);
     squares = ops::to_host<double>(lane_, sums_of_squares);
+    waited = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
   }
-  StepResult result{.tokens = static_cast<std::int64_t>(sums.tokens), .stop = sums.stop > 0};
+  StepResult result{
+      .tokens = static_cast<std::int64_t>(sums.tokens), .stop = sums.stop > 0, .waited_ms = waited};
   const double tokens = std::max(sums.tokens, 1.0);
   result.loss = sums.loss / tokens;
   result.loss_scale = scaler_.scale();

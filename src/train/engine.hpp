@@ -18,6 +18,7 @@
 #include "train/config.hpp"
 #include "train/engine_stage.hpp"
 #include "train/groups.hpp"
+#include "train/step_recordings.hpp"
 
 namespace weft {
 
@@ -47,6 +48,7 @@ struct StepResult {
   bool skipped = false;     // not finite: nothing was updated
   bool stop = false;        // some rank has been asked to stop
   std::string warning;      // to be said once; usually empty
+  double waited_ms = 0;     // of the host for the device
 };
 
 struct EngineOptions {
@@ -71,6 +73,7 @@ struct EngineOptions {
   std::int64_t bucket_elems = 0;
   std::vector<std::string> freeze;  // see ModelSpec
   bool deterministic = false;       // see CoreAttentionSpec
+  bool record = false;              // microbatches, where that is possible (see StepRecordings)
   bool training = true;             // false: no optimizer, no dropout (scoring)
 
   static EngineOptions from(const TrainConfig& config);
@@ -171,6 +174,11 @@ class Engine {
   // `filled`: microbatches of all ranks that hold samples.
   Passed forward_backward(std::int64_t iteration, std::int64_t microbatches, std::int64_t filled,
                           const MicrobatchSource& source, bool reduce = true);
+  // Whether microbatches can be recorded at all: nothing in them but the data changes from step to step
+  // (dropout's key does), and no rank talks to another.
+  bool may_record() const;
+  // Whether this microbatch of a step needs no other rank.
+  bool stays_on_device(std::int64_t microbatch, std::int64_t microbatches) const;
   void finalize();
   // Looks for the first part of the model whose output is not finite, microbatch by microbatch. On the rank
   // that is to speak: "microbatch 3 of this rank first shows a NaN or infinity in layer 1"; empty on all
@@ -198,6 +206,7 @@ class Engine {
   std::unique_ptr<ParamBuffer> buffer_;
   std::unique_ptr<GradientNorm> norm_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepRecordings> recordings_;  // null: every operation is started by the host, each time
   LossScaler scaler_;
   bool dynamic_scale_ = false;
   Batch host_;

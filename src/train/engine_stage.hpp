@@ -22,6 +22,9 @@ class TrainingStage final : public Stage {
   struct Hooks {
     std::function<Microbatch(int)> make;
     std::function<void(int, const Microbatch&)> forwarded;  // after the forward pass
+    // Where there is one stage: takes both passes of a microbatch, if it wants them, and runs them its way
+    // (see StepRecordings). Otherwise it does nothing and says so.
+    std::function<bool(int, const Microbatch&, const std::function<void()>& pass)> together;
   };
   TrainingStage(const GptModel& model, MessageShape message, int microbatches, Hooks hooks)
       : model_(model),
@@ -32,17 +35,28 @@ class TrainingStage final : public Stage {
   Tensor forward(Lane& lane, int microbatch, const Tensor& received) override {
     std::optional<Microbatch>& mb = live_[static_cast<std::size_t>(microbatch)];
     mb = hooks_.make(microbatch);
-    Tensor sent = model_.forward(lane, received, *mb);
-    hooks_.forwarded(microbatch, *mb);
-    return sent;
+    const auto forward = [&] {
+      Tensor sent = model_.forward(lane, received, *mb);
+      hooks_.forwarded(microbatch, *mb);
+      return sent;
+    };
+    const auto pass = [&] {
+      forward();
+      model_.backward(lane, {}, *mb);
+      finish(lane, *mb);
+    };
+    if (!hooks_.together || !hooks_.together(microbatch, *mb, pass)) return forward();
+    mb.reset();
+    return {};
   }
   Tensor backward(Lane& lane, int microbatch, const Tensor& received) override {
-    return model_.backward(lane, received, *live_[static_cast<std::size_t>(microbatch)]);
+    std::optional<Microbatch>& mb = live_[static_cast<std::size_t>(microbatch)];
+    return mb ? model_.backward(lane, received, *mb) : Tensor();
   }
   void weight_grad(Lane& lane, int microbatch) override {
     std::optional<Microbatch>& mb = live_[static_cast<std::size_t>(microbatch)];
-    mb->later.drain(lane);
-    WEFT_CHECK(mb->saved.empty(), "activations are left after the backward pass");
+    if (!mb) return;
+    finish(lane, *mb);
     mb.reset();
   }
   Tensor message(Lane& lane) const override {
@@ -50,6 +64,11 @@ class TrainingStage final : public Stage {
   }
 
  private:
+  static void finish(Lane& lane, Microbatch& mb) {
+    mb.later.drain(lane);
+    WEFT_CHECK(mb.saved.empty(), "activations are left after the backward pass");
+  }
+
   const GptModel& model_;
   MessageShape message_;
   Hooks hooks_;

@@ -3,8 +3,9 @@
 #
 #   tests/gpu/layouts.sh WEFT [LAYOUT-NUMBER...]
 #
-# With as many GPUs as a layout has ranks they are threads of one process. With fewer GPUs they share them, as processes
-# under mpirun (as root and with any NCCL: each is told that it has a host of its own): right, but slow.
+# With as many GPUs as a layout has ranks they are threads of one process. With fewer GPUs they share them: as threads too where
+# NCCL_MULTI_RANK_GPU_ENABLE=1 is set (NCCL from 2.30 on knows it), else as processes under mpirun (as root and with any NCCL:
+# each is told that it has a host of its own): right, but slow.
 set -uo pipefail
 weft=$(realpath "$1")
 shift
@@ -44,8 +45,9 @@ run() {  # metrics-file ranks options...
   local metrics=$1 ranks=$2
   shift 2
   rm -f "$metrics"
-  if [[ $ranks -le $gpus ]]; then
-    timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+  if [[ $ranks -le $gpus || ${NCCL_MULTI_RANK_GPU_ENABLE:-0} == 1 ]]; then
+    # Streams that share a hardware queue would wait behind a collective.
+    CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
   else
     timeout -k 5 100 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
       -x NCCL_SOCKET_IFNAME=lo bash -c 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK; exec "$@"' rank \
@@ -82,7 +84,7 @@ for model in ${MODELS:-llama gpt}; do
         echo "ok     $model $precision $number ranks $ranks $words: $text ($((SECONDS - begin)) s)"
       else
         echo "FAILED $model $precision $number ranks $ranks $words: ${text:-}"
-        grep '^weft' "$work/err" | head -4 | cut -c1-600
+        { grep '^weft' "$work/err" || tail -6 "$work/err"; } | head -6 | cut -c1-600
         failed=$((failed + 1))
       fi
       text=""

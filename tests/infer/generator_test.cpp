@@ -35,9 +35,9 @@ ModelConfig tiny(PositionEmbedding positions, std::int64_t groups) {
   return c;
 }
 
-void draw_weights(Workers& workers, ParamBuffer& buffer) {
+void draw_weights(Lane& lane, ParamBuffer& buffer) {
   for (const ParamBuffer::Slot& slot : buffer.slots()) {
-    initialize(workers, *slot.param, ParamBuffer::piece(buffer.weights(), slot), RandomKey{99});
+    initialize(lane, *slot.param, ParamBuffer::piece(buffer.weights(), slot), RandomKey{99});
   }
 }
 
@@ -55,7 +55,7 @@ struct Fixture {
         lane{*arena, workers, {}},
         tp(self_communicator("tp")),
         generator(lane, *tp, config, dtype, 64) {
-    draw_weights(workers, generator.weights());
+    draw_weights(lane, generator.weights());
   }
   std::unique_ptr<Arena> arena;
   Workers workers;
@@ -165,7 +165,7 @@ TEST_P(Models, TensorParallelRanksAgree) {
     Workers workers(1);
     Lane lane{*arenas[rank], workers, {}};
     Generator generator(lane, tp, c, DType::kF32, request.positions());
-    draw_weights(workers, generator.weights());
+    draw_weights(lane, generator.weights());
     got[rank] = generator.generate(request);
   });
   EXPECT_EQ(got[0], expected);
@@ -201,7 +201,7 @@ TEST(Generator, LongPromptsComeInPieces) {
   Lane lane{*arena, workers, {}};
   const auto tp = self_communicator("tp");
   Generator generator(lane, *tp, c, DType::kF32, 700);
-  draw_weights(workers, generator.weights());
+  draw_weights(lane, generator.weights());
   const Tokens prompt = prompt_of(600);
   StepLogits steps;
   generator.generate({.prompts = {prompt}, .max_new_tokens = 1, .sampling = {.temperature = 0}}, keep(steps));

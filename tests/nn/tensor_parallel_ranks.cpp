@@ -78,7 +78,7 @@ const Param& ShardedRank::param(const std::string& name, const std::vector<Piece
   }
   Param* p = params_.add(name, std::move(parts), {.decay = columns > 0});
   const Tensor weight = lane_.alloc(form_.dtype, p->local_shape(), "test");
-  initialize(lane_.workers, *p, weight, RandomKey{17});
+  initialize(lane_, *p, weight, RandomKey{17});
   p->bind(weight, lane_.alloc(accumulator_of(form_.dtype), p->local_shape(), "test"), nullptr);
   return *p;
 }

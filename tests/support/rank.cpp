@@ -58,7 +58,6 @@ TestModel::TestModel(Lane& lane, Communicator& tp, const ModelSpec& spec, DType 
       dp_(self_communicator("dp")),
       model_(build(spec, lane, {.params = params_, .tp = tp, .dtype = dtype, .positions = positions})),
       buffer_(std::make_unique<ParamBuffer>(lane, params_, *dp_, ParamBufferOptions{.dtype = dtype})) {
-  Workers one(1);
   for (const auto& param : params_.all()) {
     if (param->owner() != nullptr) continue;
     // The same draw as a run's, but every kind of tensor random: ones become 1 + noise, zeros noise.
@@ -68,7 +67,7 @@ TestModel::TestModel(Lane& lane, Communicator& tp, const ModelSpec& spec, DType 
       part.init = {Init::Kind::kNormal, matrix ? 0.3 : 0.2};
     }
     const Param drawn(param->name(), param->local_shape(), parts, param->traits());
-    initialize(one, drawn, param->weight(), RandomKey{seed});
+    initialize(lane, drawn, param->weight(), RandomKey{seed});
     if (param->parts().front().init.kind == Init::Kind::kOnes) {
       std::vector<double> ones(static_cast<std::size_t>(param->local_shape().elems()), 1.0);
       const Tensor one_tensor = lane.alloc(dtype, param->local_shape(), "test");

@@ -29,7 +29,7 @@ class RandomWeights final : public WeightSource {
     Generator generator(lane, *self, config, DType::kF32, 64);
     for (const ParamBuffer::Slot& slot : generator.weights().slots()) {
       const Tensor weight = ParamBuffer::piece(generator.weights().weights(), slot);
-      initialize(workers_, *slot.param, weight, RandomKey{5});
+      initialize(lane, *slot.param, weight, RandomKey{5});
       for (const LogicalTensor& part : slot.param->parts()) {
         const Tensor local = slot.param->part_of(weight, part);
         const float* x = local.data<float>();

@@ -78,7 +78,10 @@ class Events {
 class RankState {
  public:
   RankState(Communicator& host, int device, const NcclOptions& options)
-      : host_(host), device_(device), timeout_(options.timeout), watch_([this] { watch(); }) {}
+      : host_(host), device_(device), timeout_(options.timeout) {
+    check(cudaMalloc(&scratch_, 512), "take device memory");
+    watch_ = std::thread([this] { watch(); });
+  }
   ~RankState() {
     {
       const std::lock_guard lock(mutex_);
@@ -86,11 +89,13 @@ class RankState {
     }
     wake_.notify_all();
     watch_.join();
+    cudaFree(scratch_);
   }
   RankState(const RankState&) = delete;
   RankState& operator=(const RankState&) = delete;
 
   Events& events() { return events_; }
+  void* scratch() const { return scratch_; }  // 512 bytes on the device
 
   void add(ncclComm_t comm) {
     const std::lock_guard lock(mutex_);
@@ -177,6 +182,7 @@ class RankState {
   Communicator& host_;
   int device_;
   std::chrono::milliseconds timeout_;
+  void* scratch_ = nullptr;
   Events events_;
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -229,13 +235,14 @@ class NcclCommunicator final : public Communicator {
         .wait(lane);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    if (shared != nullptr && *shared == '1')
-      config.minCTAs = config.maxCTAs = 1;  // the ranks of a GPU must all fit
+    if (shared != nullptr && *shared == '1') {  // the ranks of a GPU must all fit
+      config.minCTAs = config.maxCTAs = 1;
+      config.cgaClusterSize = 0;
+    }
     must(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "join");
     int low = 0, high = 0;
     check(cudaDeviceGetStreamPriorityRange(&low, &high), "ask for priorities");
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high), "make a stream");
-    connect();
     state_->add(comm_);
   }
   ~NcclCommunicator() override {
@@ -356,9 +363,36 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
     state_->check_alive();
     std::unique_ptr<Communicator> group = host_.split(color, key, name);
-    if (group == nullptr || group->size() == 1) return group;
-    Communicator& host = *group;
-    return std::make_unique<NcclCommunicator>(host, std::move(group), state_, device_);
+    std::unique_ptr<NcclCommunicator> made;
+    if (group != nullptr && group->size() > 1) {
+      Communicator& host = *group;
+      made = std::make_unique<NcclCommunicator>(host, std::move(group), state_, device_);
+    }
+    OnHost host;
+    host_.barrier(host.lane);  // see connect()
+    if (made == nullptr) return group;
+    made->connect();
+    return made;
+  }
+
+  // NCCL connects two ranks when they first talk, and then the call waits for the other rank's: a rank that
+  // asks early for a message would wait for one that asks early for another. So all talk once, now. None does
+  // while another still takes or frees memory (as joining does): that waits for all kernels of the process,
+  // those of ranks that share its GPU too, and keeps others from starting what these wait for.
+  void connect() const {
+    OnHost host;
+    auto* const here = static_cast<char*>(state_->scratch());
+    must(ncclGroupStart(), "connect");
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank() || size() > kAllTalk) continue;
+      must(ncclSend(here, 1, ncclInt8, peer, comm_, stream_), "connect");
+      must(ncclRecv(here + 256, 1, ncclInt8, peer, comm_, stream_), "connect");
+    }
+    must(ncclGroupEnd(), "connect");
+    check(cudaStreamSynchronize(stream_), "connect ranks");
+    host_.barrier(host.lane);
+    must(ncclAllReduce(here, here, 1, ncclFloat32, ncclSum, comm_, stream_), "connect");
+    check(cudaStreamSynchronize(stream_), "connect ranks");
   }
 
  private:
@@ -367,24 +401,6 @@ class NcclCommunicator final : public Communicator {
     std::unique_ptr<Arena> arena = Arena::host(1);
     Lane lane{*arena, none, {}};
   };
-
-  // NCCL connects two ranks when they first talk, and then the call waits for the other rank's: a rank that
-  // asks early for a message would wait for one that asks early for another. So all talk once, now.
-  void connect() const {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, 512), "take device memory");
-    auto* const here = static_cast<char*>(memory);
-    must(ncclGroupStart(), "connect");
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank() || size() > kAllTalk) continue;
-      must(ncclSend(here, 1, ncclInt8, peer, comm_, stream_), "connect");
-      must(ncclRecv(here + 256, 1, ncclInt8, peer, comm_, stream_), "connect");
-    }
-    must(ncclGroupEnd(), "connect");
-    must(ncclAllReduce(here, here, 1, ncclFloat32, ncclSum, comm_, stream_), "connect");
-    check(cudaStreamSynchronize(stream_), "connect ranks");
-    check(cudaFree(memory), "free device memory");
-  }
 
   static constexpr int kAllTalk =
       2;  // messages between two go over groups of two; larger ones have collectives only
@@ -455,8 +471,11 @@ std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Lane& lane, 
   if (host.size() == 1) return host.split(0, 0, host.name());
   const int device = lane.device().index;
   check(cudaSetDevice(device), "use a GPU");
-  return std::make_unique<NcclCommunicator>(host, nullptr, std::make_shared<RankState>(host, device, options),
-                                            device);
+  auto world = std::make_unique<NcclCommunicator>(host, nullptr,
+                                                  std::make_shared<RankState>(host, device, options), device);
+  world->barrier(lane);
+  world->connect();
+  return world;
 }
 
 }  // namespace weft

@@ -1,5 +1,7 @@
 // Softmax cross-entropy: a block to a row. Exponentials are exp2 of (x − maximum) · log2 e, the difference
 // first, so that large logits keep their digits.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -12,8 +14,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;  // vectors that a thread has under way
-// Shared memory for the row of the fused kernel: two blocks to a multiprocessor, or one.
-constexpr int kHalf = 112 << 10, kWhole = 224 << 10;
+// Shared memory for a block's part of a row in the fused kernel, so that three blocks fit on a
+// multiprocessor; and blocks of a cluster, of which every chip with clusters takes eight.
+constexpr int kPart = 74 << 10, kMostBlocks = 8;
 
 // exp(x) for x ≤ 0 about; below 2⁻¹²⁶ it is 0.
 __device__ inline float exponential(float x) {
@@ -75,26 +78,36 @@ struct RowSums {
   double sum;
 };
 
-// Over the columns [0, n) of a row, by the whole block; every thread gets the result. keep(j, vector) is
-// called with each vector that this thread has read. A row of −infinities alone has the sum 0.
-template <class T, int N, class Keep>
-__device__ RowSums<Acc<T>> sums_of_row(const T* __restrict__ row, int n, bool with_sum, const Keep& keep) {
+// Vectors of a row, read from memory when they are asked for.
+template <class T, int N>
+struct FromMemory {
+  __device__ void await(int) const {}
+  __device__ Vec<T, N> operator()(int j) const { return load<N>(row + j * N); }
+  const T* row;
+};
+
+// Over the columns [0, n) of a row, by the whole block; every thread gets the result. Its vectors are
+// read(j); read.await(i) comes before the thread's i-th kUnroll of them. A row of −infinities alone has the
+// sum 0.
+template <class T, int N, class Read>
+__device__ RowSums<Acc<T>> sums_of_row(const T* __restrict__ row, int n, bool with_sum, const Read& read) {
   using A = Acc<T>;
   A max = lowest<A>(), exp_sum = 0, sum = 0;
   const int vectors = n / N, step = blockDim.x;
   const auto base_of = [](A m) { return m == lowest<A>() ? A{0} : m; };
+  int batch = 0;
 #pragma unroll 1
   for (int j = threadIdx.x; j < vectors; j += kUnroll * step) {
     Vec<T, N> v[kUnroll];
+    read.await(batch++);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * step < vectors) v[u] = load<N>(row + (j + u * step) * N);
+      if (j + u * step < vectors) v[u] = read(j + u * step);
     }
     A next = max;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (j + u * step < vectors) {
-        keep(j + u * step, v[u]);
 #pragma unroll
         for (int e = 0; e < N; ++e) next = larger(next, to_acc(v[u].v[e]));
       }
@@ -145,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   using A = Acc<T>;
   const unsigned r = blockIdx.x;
   const T* row = x.data + r * x.ld;
-  const RowSums<A> s = sums_of_row<T, N>(row, x.real, with_sum, [](int, const Vec<T, N>&) {});
+  const RowSums<A> s = sums_of_row<T, N>(row, x.real, with_sum, FromMemory<T, N>{row});
   if (threadIdx.x != 0) return;
   const int column = x.column_of(x.labels[r]);
   max[r] = s.max;
@@ -290,66 +303,216 @@ __global__ void __launch_bounds__(kThreads)
   write_rest<T, N>(rest_of<T, N>(row, x.real), gradient, x.real, x.columns, label, row);
 }
 
-// Loss and gradient. The first `kept` vectors of the row wait in shared memory, each for the thread that has
-// read it; the others are read again, from L2.
-template <class T, int N, int kBlock>
-__global__ void __launch_bounds__(kBlock, kBlock == 512 ? 2 : 1)
+// The blocks that share a row: a thread block cluster, or on chips that have none a block by itself.
+struct Cluster {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __device__ unsigned blocks() const {
+    return group.num_blocks();
+  }
+  __device__ unsigned rank() const {
+    return group.block_rank();
+  }
+  __device__ void arrive() const {
+    group.barrier_arrive();
+  }
+  __device__ void wait() const {
+    group.barrier_wait();
+  }
+  template <class V>
+  __device__ const V* shared_of(V* mine, unsigned block) const {
+    return group.map_shared_rank(mine, block);
+  }
+  cooperative_groups::cluster_group group = cooperative_groups::this_cluster();
+#else
+  __device__ unsigned blocks() const {
+    return 1;
+  }
+  __device__ unsigned rank() const {
+    return 0;
+  }
+  __device__ void arrive() const {
+    __syncthreads();
+  }
+  __device__ void wait() const {}
+  template <class V>
+  __device__ const V* shared_of(V* mine, unsigned) const {
+    return mine;
+  }
+#endif
+};
+
+// A block's part of a row that a cluster of blocks shares: whole vectors, and for the last block what is
+// left.
+struct RowPart {
+  __device__ RowPart(int real, int all, int lanes, int rank, int blocks) {
+    const int vectors = real / lanes, each = (vectors + blocks - 1) / blocks;
+    first = min(rank * each, vectors) * lanes;
+    const bool last = rank == blocks - 1;
+    const int end = min((rank + 1) * each, vectors) * lanes;
+    n = (last ? real : end) - first;
+    columns = (last ? all : end) - first;
+  }
+  int first, n, columns;  // n: of the vocabulary; columns: padding too
+};
+
+// The sums of the whole row from those of its parts, in the order of the blocks.
+template <class A>
+__device__ RowSums<A> sums_of_cluster(const Cluster& cluster, RowSums<A>* mine) {
+  const unsigned blocks = cluster.blocks();
+  RowSums<A> all{lowest<A>(), 0, 0};
+  for (unsigned b = 0; b < blocks; ++b) all.max = larger(all.max, cluster.shared_of(mine, b)->max);
+  const A base = all.max == lowest<A>() ? A{0} : all.max;
+  for (unsigned b = 0; b < blocks; ++b) {
+    const RowSums<A> part = *cluster.shared_of(mine, b);
+    all.exp_sum += part.exp_sum * exponential(part.max - base);
+    all.sum += part.sum;
+  }
+  return all;
+}
+
+// The first `kept` vectors of a part of a row wait in shared memory, each for the thread that has fetched it;
+// others are read from memory every time they are asked for. fetch() starts all copies at once, in as many
+// groups as a thread asks for in turn, at most kGroups.
+constexpr int kGroups = 5;
+template <class T, int N>
+struct KeptRow {
+  static constexpr bool kPossible = sizeof(Vec<T, N>) == 16;  // what one copy takes
+  __device__ void fetch() const {
+    if constexpr (kPossible) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int j = threadIdx.x + (g * kUnroll + u) * kThreads;
+          if (j >= kept) continue;
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                           static_cast<unsigned>(__cvta_generic_to_shared(memory + j))),
+                       "l"(row + j * N)
+                       : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+      }
+    }
+  }
+  __device__ void await(int group) const {
+    static_assert(kGroups == 5);
+    if constexpr (kPossible) {
+      switch (group) {
+        case 0:
+          return wait<4>();
+        case 1:
+          return wait<3>();
+        case 2:
+          return wait<2>();
+        case 3:
+          return wait<1>();
+        case 4:
+          return wait<0>();
+        default:
+          return;
+      }
+    }
+  }
+  __device__ Vec<T, N> operator()(int j) const {
+    return j < kept ? memory[j] : load<N>(row + j * N);
+  }
+
+  template <int kPending>
+  __device__ static void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+  const T* row;
+  Vec<T, N>* memory;
+  int kept;
+};
+
+// Loss and gradient: a cluster of blocks to a row, so that several parts of rows find room on a
+// multiprocessor and one is read while another is computed and a third written.
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads, 3)
     fused_kernel(const Logits<T> x, const LossOptions loss_options, const GradientOptions options, int kept,
                  Acc<T>* __restrict__ losses, Acc<T>* __restrict__ lses) {
   using A = Acc<T>;
   extern __shared__ __align__(16) unsigned char memory[];
-  auto* const shared = reinterpret_cast<Vec<T, N>*>(memory);
-  const unsigned r = blockIdx.x;
-  T* const row = x.data + r * x.ld;
-  const int id = x.labels[r], label = x.column_of(id), vectors = x.real / N;
+  __shared__ RowSums<A> sums;
+  const Cluster cluster;
+  const unsigned blocks = cluster.blocks(), rank = cluster.rank(), r = blockIdx.x / blocks;
+  const RowPart part(x.real, x.columns, N, static_cast<int>(rank), static_cast<int>(blocks));
+  T* const row = x.data + r * x.ld + part.first;
+  const KeptRow<T, N> read{row, reinterpret_cast<Vec<T, N>*>(memory), min(kept, part.n / N)};
+  read.fetch();
+  const int id = x.labels[r], column = x.column_of(id), vectors = part.n / N;
+  // Elsewhere than here, it is in no vector of this part.
+  const int label = column >= part.first && column < part.first + part.n ? column - part.first : -1;
   // Read before any thread is past the barriers of the sums, so before anything is overwritten.
-  const A label_logit = threadIdx.x == 0 && label >= 0 ? to_acc(row[label]) : A{0};
-  const T rest = rest_of<T, N>(row, x.real);
-  const RowSums<A> s =
-      sums_of_row<T, N>(row, x.real, loss_options.alpha != 0, [&](int j, const Vec<T, N>& v) {
-        if (j < kept) shared[j] = v;
-      });
+  const A label_logit =
+      rank == 0 && threadIdx.x == 0 && column >= 0 ? to_acc(x.data[r * x.ld + column]) : A{0};
+  const T rest = rest_of<T, N>(row, part.n);
+  const RowSums<A> own = sums_of_row<T, N>(row, part.n, loss_options.alpha != 0, read);
+  if (threadIdx.x == 0) sums = own;
+  cluster.arrive();
+  cluster.wait();
+  const RowSums<A> s = sums_of_cluster(cluster, &sums);
+  cluster.arrive();  // a block's shared memory stays until all have read it
   const double wide_lse = static_cast<double>(s.max) + log(static_cast<double>(s.exp_sum));
   const A lse = static_cast<A>(wide_lse);
-  if (threadIdx.x == 0) {
+  if (rank == 0 && threadIdx.x == 0) {
     lses[r] = lse;
     losses[r] = id < 0 ? A{0}
                        : static_cast<A>(loss_options.loss(wide_lse, static_cast<double>(label_logit),
                                                           static_cast<double>(static_cast<A>(s.sum))));
   }
   if (id < 0) {
-    clear_row<T, N>(row, x.columns);
-    return;
-  }
-  const RowGradient<A> gradient(options, lse);
-  int j = threadIdx.x;
-#pragma unroll 4
-  for (; j < kept; j += kBlock) write_gradient<T, N>(shared[j], gradient, j * N, label, row);
+    clear_row<T, N>(row, part.columns);
+  } else {
+    const RowGradient<A> gradient(options, lse);
 #pragma unroll 1
-  for (; j < vectors; j += kUnroll * kBlock) {
-    Vec<T, N> v[kUnroll];
+    for (int j = threadIdx.x; j < vectors; j += kUnroll * kThreads) {
+      Vec<T, N> v[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * kBlock < vectors) v[u] = load<N>(row + (j + u * kBlock) * N);
-    }
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * kThreads < vectors) v[u] = read(j + u * kThreads);
+      }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * kBlock < vectors) write_gradient<T, N>(v[u], gradient, (j + u * kBlock) * N, label, row);
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * kThreads < vectors)
+          write_gradient<T, N>(v[u], gradient, (j + u * kThreads) * N, label, row);
+      }
     }
+    write_rest<T, N>(rest, gradient, part.n, part.columns, label, row);
   }
-  write_rest<T, N>(rest, gradient, x.real, x.columns, label, row);
+  cluster.wait();
 }
 
-template <class T, int N, int kBlock>
-void launch_fused(cudaStream_t stream, const Logits<T>& x, const CrossEntropyOptions& options, double scale,
-                  int kept, const CrossEntropyResult& result) {
-  const int bytes = kept * static_cast<int>(sizeof(Vec<T, N>));
-  check(cudaFuncSetAttribute(fused_kernel<T, N, kBlock>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+static_assert(kPart <= kGroups * kUnroll * kThreads * 16);
+
+template <class T, int N>
+void launch_fused(const Tools& tools, const Logits<T>& x, const CrossEntropyOptions& options, double scale,
+                  const CrossEntropyResult& result) {
+  constexpr int kSize = static_cast<int>(sizeof(Vec<T, N>));
+  const int vectors = x.real / N;
+  int blocks = 1;
+  while (tools.clusters && blocks < kMostBlocks && vectors * kSize > blocks * kPart) blocks *= 2;
+  const int kept = KeptRow<T, N>::kPossible ? std::min((vectors + blocks - 1) / blocks, kPart / kSize) : 0;
+  const auto kernel = fused_kernel<T, N>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPart),
         "take shared memory for cross_entropy");
-  fused_kernel<T, N, kBlock>
-      <<<static_cast<unsigned>(x.rows), kBlock, static_cast<std::size_t>(bytes), stream>>>(
-          x, LossOptions(options), GradientOptions(options, scale), kept, data<Acc<T>>(result.losses),
-          data<Acc<T>>(result.lse));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
+        "take shared memory for cross_entropy");
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(x.rows) * static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(kept) * kSize;
+  config.stream = tools.stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, x, LossOptions(options), GradientOptions(options, scale), kept,
+                           data<Acc<T>>(result.losses), data<Acc<T>>(result.lse)),
+        "run cross_entropy_fused");
 }
 
 // Calls body(T{}, N) with the vector length that these logits allow, as a constant.
@@ -420,14 +583,7 @@ void cross_entropy_fused(Lane& lane, const Tensor& logits, const Tensor& labels,
                          const Tensor&) {
   if (logits.elems() == 0) return;
   visit_logits(logits, [&]<class T, int N>(T, std::integral_constant<int, N>) {
-    const Logits<T> x(logits, labels, options);
-    const int vectors = x.real / N;
-    constexpr int kSize = static_cast<int>(sizeof(Vec<T, N>));
-    if (vectors <= kHalf / kSize) {
-      launch_fused<T, N, 512>(stream(lane), x, options, scale, vectors, result);
-    } else {
-      launch_fused<T, N, 1024>(stream(lane), x, options, scale, std::min(vectors, kWhole / kSize), result);
-    }
+    launch_fused<T, N>(tools(lane), Logits<T>(logits, labels, options), options, scale, result);
     launched("run cross_entropy_fused");
   });
 }

@@ -196,6 +196,9 @@ void copy_on_device(Lane& lane, const Tensor& from, const Tensor& to) {
 void transfer(Lane& lane, const Tensor& from, const Tensor& to) {
   const std::size_t size = bytes_of(from.dtype());
   const auto bytes = [&](Index elems) { return static_cast<std::size_t>(elems) * size; };
+  // Waits first: a copy of ordinary memory waits for its stream inside the driver, and holds up every other
+  // thread that talks to this GPU: that of the rank, say, that the stream waits for.
+  check(cudaStreamSynchronize(stream(lane)), "wait for what a copy needs");
   if (from.contiguous() && to.contiguous()) {
     check(cudaMemcpyAsync(to.raw(), from.raw(), from.bytes(), cudaMemcpyDefault, stream(lane)), "copy");
   } else {

@@ -85,9 +85,50 @@ std::vector<TracedOperation> Tools::traced() {
   return tracing != nullptr ? tracing->results() : std::vector<TracedOperation>{};
 }
 
+namespace {
+
+class Graph final : public RecordedWork {
+ public:
+  Graph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
+    check(cudaGraphInstantiate(&executable_, graph, 0), "make recorded work ready");
+    check(cudaGraphUpload(executable_, stream), "bring recorded work to the device");
+  }
+  ~Graph() override { cudaGraphExecDestroy(executable_); }
+  void replay() override { check(cudaGraphLaunch(executable_, stream_), "repeat recorded work"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordedWork> Tools::record(const std::function<void()>& work) {
+  struct Recording {
+    explicit Recording(cudaStream_t on) : stream(on) {
+      // Other threads may go on talking to the device.
+      check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "record work");
+    }
+    ~Recording() {  // work that throws leaves the stream as it was
+      if (!ended) cudaStreamEndCapture(stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+    }
+    cudaStream_t stream;
+    cudaGraph_t graph = nullptr;
+    bool ended = false;
+  } recording(stream);
+  work();
+  recording.ended = true;
+  check(cudaStreamEndCapture(stream, &recording.graph), "record work");
+  return std::make_unique<Graph>(recording.graph, stream);
+}
+
 Tools::Tools(int index, const DeviceOptions& options) : device(index) {
   check(cudaSetDevice(index), "use a GPU");
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index), "ask a GPU");
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "ask a GPU");
+  clusters = major >= 9;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
   gemms = make_gemm_plans(index, options);
   attentions = make_attention_plans(index);

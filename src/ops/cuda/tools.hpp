@@ -75,10 +75,12 @@ class Tools final : public DeviceTools {
   void begin_traced(OperationCost cost) override { tracing->begin(stream, std::move(cost)); }
   void end_traced() override { tracing->end(stream); }
   std::vector<TracedOperation> traced() override;
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
 
   std::unique_ptr<Trace> tracing;  // null: off
   int device;
   int multiprocessors = 0;
+  bool clusters = false;  // thread block clusters: from compute capability 9.0 on
   cudaStream_t stream = nullptr;
   Staging staging;
   std::shared_ptr<GemmPlans> gemms;
