@@ -13,6 +13,7 @@
 #include "comm/mpi/mpi_launcher.hpp"
 #include "core/check.hpp"
 #include "core/gpu.hpp"
+#include "train/rank_device.hpp"
 
 namespace weft {
 namespace {
@@ -116,6 +117,11 @@ void machine_facts(Report& report) {
   report.line("memory", fmt::format("{:.1f} GiB, {:.1f} GiB free",
                                     gib(page * static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES))),
                                     gib(page * static_cast<std::uint64_t>(sysconf(_SC_AVPHYS_PAGES)))));
+  for (const GpuLibrary& library : gpu_libraries()) {
+    report.line(library.name.c_str(),
+                fmt::format("{} ({}), program built with {}", version_text(library.found), library.file,
+                            version_text(library.built)));
+  }
   const Gpus usable = find_gpus();
   if (!usable.list.empty()) {
     report.line("gpus", std::to_string(usable.list.size()));
@@ -135,6 +141,10 @@ void machine_facts(Report& report) {
 void missing(Report& report) {
   report.title("missing");
   if (const Gpus usable = find_gpus(); usable.list.empty()) report.line("--device cuda", usable.why_none);
+  for (const GpuLibrary& library : gpu_libraries()) {
+    if (const std::string problem = problem_of(library); !problem.empty())
+      report.line("--device cuda", problem);
+  }
   if (!mpi_available()) {
     report.line(
         "--launcher mpi",

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "core/gpu.hpp"
 #include "core/lane.hpp"
 
 namespace weft::ops {
@@ -22,5 +23,8 @@ struct DeviceOptions {
 };
 // A stream and library handles on a GPU; nothing for the CPU and for meta memory.
 OpenedDevice open_device(Device device, const DeviceOptions& options = {});
+
+// cuDNN; nothing without the CUDA backend.
+GpuLibrary attention_library();
 
 }  // namespace weft::ops

@@ -222,7 +222,7 @@ BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& optio
     const Mesh mesh(engine.layout.mesh, world.rank());
     const MemoryPlan& plan = plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))];
     Workers workers(threads);
-    RankDevice device(engine.device, launch.local_rank(world.rank()), plan.arena, workers);
+    RankDevice device(engine.device, launch.local_rank(world.rank()), need_of(engine, plan), workers);
     const Groups groups(
         device.world(world, engine, shape.microbatches(), false, config.parallel.distributed_timeout_seconds),
         engine.layout);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "pipeline/simulate.hpp"
+#include "train/device_memory.hpp"
 
 namespace weft {
 namespace {
@@ -134,7 +135,7 @@ double bubble_of(const PipelineShape& shape) {
 RunPlan plan_of_run(const TrainConfig& config) {
   const EngineOptions options = EngineOptions::from(config);
   RunPlan plan{.layout = options.layout, .parameters = parameter_count(config.model)};
-  if (options.device == DeviceKind::kCuda) plan.beside = std::size_t{540} << 20;
+  if (options.device == DeviceKind::kCuda) plan.beside = kBesideArena;
   const bool evaluation = config.training.eval_iters > 0 && config.data.batches.empty();
   std::vector<StepPlan> steps = plan_step(options, plan.layout.pipeline.microbatches, evaluation,
                                           threads_per_rank(config.training.cpu_threads, plan.layout.world()));

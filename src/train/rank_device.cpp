@@ -25,29 +25,58 @@ std::string plan_cache() {
   return (std::filesystem::path(home) / ".cache" / "weft" / "gemm_plans").string();
 }
 
-std::unique_ptr<Arena> reserve(DeviceKind kind, int local_rank, std::size_t bytes) {
-  if (kind != DeviceKind::kCuda) return Arena::host(bytes);
+std::unique_ptr<Arena> reserve(DeviceKind kind, int local_rank, const MemoryNeed& need) {
+  if (kind != DeviceKind::kCuda) return Arena::host(need.arena);
   const int gpus = static_cast<int>(find_gpus().list.size());
-  return gpu_arena(gpus > 0 ? local_rank % gpus : 0, bytes);
+  const int index = gpus > 0 ? local_rank % gpus : 0;
+  if (const std::string tight = tight_memory_text(need, index, gpu_memory(index)); !tight.empty())
+    log_warn("{}", tight);
+  return gpu_arena(index, need.arena,
+                   [&](const GpuMemory& found) { return out_of_memory_text(need, index, found); });
+}
+
+// Why this program cannot use the GPUs that are here; empty: it can.
+std::string obstacle(const Gpu& gpu) {
+  if (!built_for(gpu)) {
+    return fmt::format(
+        "the GPU ({}) has compute capability {}.{}, and this program was built for {}; build it with "
+        "-DWEFT_CUDA_ARCH={}{}",
+        gpu.name, gpu.major, gpu.minor, built_architectures(), gpu.major, gpu.minor);
+  }
+  for (const GpuLibrary& library : gpu_libraries()) {
+    if (std::string problem = problem_of(library); !problem.empty()) return problem;
+  }
+  return "";
 }
 
 }  // namespace
 
-RankDevice::RankDevice(DeviceKind kind, int local_rank, std::size_t bytes, Workers& workers)
-    : arena_(reserve(kind, local_rank, bytes)),
-      opened_(ops::open_device(arena_->device(), {.plan_cache = plan_cache()})),
+RankDevice::RankDevice(DeviceKind kind, int local_rank, const MemoryNeed& need, Workers& workers, bool tune)
+    : arena_(reserve(kind, local_rank, need)),
+      opened_(ops::open_device(arena_->device(), {.plan_cache = tune ? plan_cache() : "", .tune = tune})),
       lane_{*arena_, workers, opened_.compute, opened_.tools.get()} {}
 
 Communicator& RankDevice::world(Communicator& world, const EngineOptions& engine, std::int64_t microbatches,
                                 bool evaluation, double timeout_seconds) {
-  if (arena_->device().kind != DeviceKind::kCuda || world.size() == 1) return world;
-  {
+  const auto rehearse = [&] {
     const Groups planned = Groups::planned(engine.layout, world.rank());
     Engine(lane_, planned, engine).rehearse(microbatches, evaluation);
-  }
+  };
+  return this->world(world, rehearse, timeout_seconds);
+}
+
+Communicator& RankDevice::world(Communicator& world, const std::function<void()>& rehearse,
+                                double timeout_seconds) {
+  if (arena_->device().kind != DeviceKind::kCuda || world.size() == 1) return world;
+  rehearse();
   const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_seconds * 1000));
   world_ = nccl_communicator(world, lane_, {.timeout = timeout});
   return *world_;
+}
+
+std::vector<GpuLibrary> gpu_libraries() {
+  if (!built_with_cuda()) return {};
+  return {ops::attention_library(), nccl_library()};
 }
 
 DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_machine) {
@@ -59,12 +88,7 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_m
     if (must) config_fail("--device cuda: {}", gpus.why_none);
     return DeviceKind::kCpu;
   }
-  const Gpu& gpu = gpus.list.front();
-  if (!built_for(gpu)) {
-    const std::string text = fmt::format(
-        "the GPU ({}) has compute capability {}.{}, and this program was built for {}; build it with "
-        "-DWEFT_CUDA_ARCH={}{}",
-        gpu.name, gpu.major, gpu.minor, built_architectures(), gpu.major, gpu.minor);
+  if (const std::string text = obstacle(gpus.list.front()); !text.empty()) {
     if (must) config_fail("--device cuda: {}", text);
     log_warn("running on the CPU: {}", text);
     return DeviceKind::kCpu;

@@ -63,8 +63,8 @@ void score_rank(Score& score, Communicator& world) {
   const Layout& layout = score.engine.layout;
   const auto stage = static_cast<std::size_t>(Mesh(layout.mesh, world.rank()).coordinate(Axis::kPp));
   Workers workers(threads_per_rank(0, score.ranks_on_machine));
-  RankDevice device(score.engine.device, score.launch.local_rank(world.rank()), score.plans[stage].arena,
-                    workers);
+  RankDevice device(score.engine.device, score.launch.local_rank(world.rank()),
+                    need_of(score.engine, score.plans[stage]), workers);
   Lane& lane = device.lane();
   const Groups groups(device.world(world, score.engine, score.shape.microbatches(), true,
                                    score.options.parallel.distributed_timeout_seconds),

@@ -351,8 +351,8 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   const MemoryPlan& plan =
       run.plans[static_cast<std::size_t>(Mesh(layout.mesh, world.rank()).coordinate(Axis::kPp))];
   Workers workers(threads_per_rank(config.training.cpu_threads, run.launch.ranks_on_machine()));
-  RankDevice device(EngineOptions::from(config).device, run.launch.local_rank(world.rank()), plan.arena,
-                    workers);
+  RankDevice device(EngineOptions::from(config).device, run.launch.local_rank(world.rank()),
+                    need_of(EngineOptions::from(config), plan), workers);
   const Groups groups(
       device.world(world, EngineOptions::from(config), microbatches_of(config),
                    run.data.validation != nullptr, config.parallel.distributed_timeout_seconds),

@@ -7,4 +7,8 @@ std::unique_ptr<Communicator> nccl_communicator(Communicator&, Lane&, const Nccl
   fail("this build has no CUDA backend, and so no NCCL");
 }
 
+GpuLibrary nccl_library() {
+  return {};
+}
+
 }  // namespace weft

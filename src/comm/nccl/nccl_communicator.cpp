@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -40,6 +41,11 @@ ncclDataType_t type_of(DType dtype) {
     default:
       fail("NCCL has no type for {}", name_of(dtype));
   }
+}
+
+std::string last_error(ncclComm_t comm) {
+  const char* text = ncclGetLastError(comm);
+  return text == nullptr ? "" : text;
 }
 
 cudaStream_t stream_of(const Lane& lane) {
@@ -97,17 +103,24 @@ class RankState {
   Events& events() { return events_; }
   void* scratch() const { return scratch_; }  // 512 bytes on the device
 
-  void add(ncclComm_t comm) {
+  // `who` names the group and this rank of it.
+  void add(ncclComm_t comm, std::string who) {
     const std::lock_guard lock(mutex_);
-    comms_.push_back(comm);
+    if (failed_) {  // between its making and now
+      ncclCommAbort(comm);
+      return;
+    }
+    comms_.push_back({comm, std::move(who)});
   }
-  // Ends a group in the ordinary way, or at once after a failure.
-  void remove(ncclComm_t comm) {
+  // Ends a group: in the ordinary way, for which NCCL waits until its operations are done and the other ranks
+  // leave too; or, where this rank leaves alone, at once.
+  void remove(ncclComm_t comm, bool at_once) {
     const std::lock_guard lock(mutex_);
-    const auto at = std::find(comms_.begin(), comms_.end(), comm);
+    const auto at =
+        std::find_if(comms_.begin(), comms_.end(), [&](const Group& g) { return g.comm == comm; });
     if (at == comms_.end()) return;  // aborted
     comms_.erase(at);
-    ncclCommDestroy(comm);
+    at_once ? ncclCommAbort(comm) : ncclCommDestroy(comm);
   }
 
   // An operation has been enqueued; `ended` will be recorded when it is done. `what` names it.
@@ -131,6 +144,10 @@ class RankState {
   }
 
  private:
+  struct Group {
+    ncclComm_t comm;
+    std::string who;
+  };
   struct Running {
     cudaEvent_t ended;
     std::string what;
@@ -147,11 +164,11 @@ class RankState {
   }
   void look() {
     if (host_.aborted()) return end("");
-    for (const ncclComm_t comm : comms_) {
+    for (const Group& group : comms_) {
       ncclResult_t state = ncclSuccess;
-      if (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state != ncclSuccess &&
+      if (ncclCommGetAsyncError(group.comm, &state) == ncclSuccess && state != ncclSuccess &&
           state != ncclInProgress)
-        return end(fmt::format("NCCL reports: {}", ncclGetLastError(comm)));
+        return end(nccl_error_text(group.who, "go on", ncclGetErrorString(state), last_error(group.comm)));
     }
     // Operations end in the order of their streams; those waited for may still be under way on the device.
     for (std::deque<Running>* list : {&waited_, &running_}) {
@@ -171,11 +188,12 @@ class RankState {
       }
     }
   }
-  // The device goes on without the results; whoever waits next throws.
+  // Every group of this rank is given up: the device goes on without the results, and whoever calls or waits
+  // next throws. The other ranks learn of it when this one has left, and do the same.
   void end(std::string failure) {
     failure_ = std::move(failure);
     failed_.store(true, std::memory_order_release);
-    for (const ncclComm_t comm : comms_) ncclCommAbort(comm);
+    for (const Group& group : comms_) ncclCommAbort(group.comm);
     comms_.clear();
   }
 
@@ -189,7 +207,7 @@ class RankState {
   bool done_ = false;
   std::atomic<bool> failed_{false};
   std::string failure_;
-  std::vector<ncclComm_t> comms_;
+  std::vector<Group> comms_;
   std::deque<Running> running_, waited_;
   std::thread watch_;  // last: it uses what stands above
 };
@@ -243,11 +261,11 @@ class NcclCommunicator final : public Communicator {
     int low = 0, high = 0;
     check(cudaDeviceGetStreamPriorityRange(&low, &high), "ask for priorities");
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high), "make a stream");
-    state_->add(comm_);
+    state_->add(comm_, full_name());
   }
   ~NcclCommunicator() override {
     cudaSetDevice(device_);
-    state_->remove(comm_);
+    state_->remove(comm_, std::uncaught_exceptions() > 0);
     cudaStreamDestroy(stream_);
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -265,7 +283,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op) override {
-    if (on_host(x)) return host_.all_reduce(lane, x, op);
+    if (on_host(x)) return host().all_reduce(lane, x, op);
     bytes_ += calls::all_reduce(who(), x);
     return start(lane, "all_reduce", x, {x}, [&] {
       for_blocks(x, [&](std::byte* at, std::size_t count) {
@@ -276,7 +294,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
   Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) override {
-    if (on_host(shard)) return host_.all_gather_into(lane, shard, full);
+    if (on_host(shard)) return host().all_gather_into(lane, shard, full);
     bytes_ += calls::all_gather(who(), shard, full);
     return start(lane, "all_gather", full, {shard, full}, [&] {
       if (shard.contiguous() && full.contiguous()) {
@@ -292,7 +310,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
   Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) override {
-    if (on_host(shard)) return host_.reduce_scatter_into(lane, full, shard);
+    if (on_host(shard)) return host().reduce_scatter_into(lane, full, shard);
     bytes_ += calls::reduce_scatter(who(), full, shard);
     return start(lane, "reduce_scatter", shard, {full, shard}, [&] {
       if (shard.contiguous() && full.contiguous()) {
@@ -312,7 +330,7 @@ class NcclCommunicator final : public Communicator {
   Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
                                 const Tensor& receive,
                                 const std::vector<std::int64_t>& receive_rows) override {
-    if (on_host(send)) return host_.all_to_all_into(lane, send, send_rows, receive, receive_rows);
+    if (on_host(send)) return host().all_to_all_into(lane, send, send_rows, receive, receive_rows);
     bytes_ += calls::all_to_all(who(), send, send_rows, receive, receive_rows);
     return start(lane, "all_to_all", receive, {send, receive}, [&] {
       std::int64_t from = 0, to = 0;
@@ -330,7 +348,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
   Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override {
-    if (on_host(x)) return host_.broadcast(lane, x, root);
+    if (on_host(x)) return host().broadcast(lane, x, root);
     bytes_ += calls::broadcast(who(), x, root);
     return start(lane, "broadcast", x, {x}, [&] {
       for_blocks(x, [&](std::byte* at, std::size_t count) {
@@ -393,6 +411,7 @@ class NcclCommunicator final : public Communicator {
     host_.barrier(host.lane);
     must(ncclAllReduce(here, here, 1, ncclFloat32, ncclSum, comm_, stream_), "connect");
     check(cudaStreamSynchronize(stream_), "connect ranks");
+    state_->check_alive();
   }
 
  private:
@@ -414,8 +433,13 @@ class NcclCommunicator final : public Communicator {
   void must(ncclResult_t status, const char* what) const {
     if (status == ncclSuccess) return;
     state_->check_alive();
-    fail("group '{}', rank {} of {}: NCCL cannot {}: {} ({})", name(), rank(), size(), what,
-         ncclGetErrorString(status), ncclGetLastError(comm_));
+    throw Error(nccl_error_text(full_name(), what, ncclGetErrorString(status), last_error(comm_)));
+  }
+  std::string full_name() const { return fmt::format("group '{}', rank {} of {}", name(), rank(), size()); }
+  // For what lies in host memory.
+  Communicator& host() {
+    state_->check_alive();
+    return host_;
   }
 
   // Calls body(first byte, elements) on the contiguous blocks of a tensor.
@@ -450,8 +474,7 @@ class NcclCommunicator final : public Communicator {
     enqueue();
     must(ncclGroupEnd(), call);
     check(cudaEventRecord(ended, stream_), "record an event");
-    std::string what =
-        fmt::format("group '{}', rank {} of {}: {} {}", name(), rank(), size(), call, sequence_++);
+    std::string what = fmt::format("{}: {} {}", full_name(), call, sequence_++);
     state_->started(ended, what);
     return Async<T>(result, std::make_unique<NcclOperation>(state_, ended, std::move(held), std::move(what)));
   }
@@ -466,6 +489,13 @@ class NcclCommunicator final : public Communicator {
 };
 
 }  // namespace
+
+GpuLibrary nccl_library() {
+  const auto parts = [](int v) { return std::array<int, 3>{v / 10000, v / 100 % 100, v % 100}; };
+  int version = 0;
+  ncclGetVersion(&version);
+  return {"NCCL", "libnccl.so.2", parts(NCCL_VERSION_CODE), parts(version)};
+}
 
 std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Lane& lane, const NcclOptions& options) {
   if (host.size() == 1) return host.split(0, 0, host.name());

@@ -9,8 +9,10 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "comm/communicator.hpp"
+#include "core/gpu.hpp"
 
 namespace weft {
 
@@ -25,5 +27,13 @@ struct NcclOptions {
 // reason.
 std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Lane& lane,
                                                 const NcclOptions& options = {});
+
+// NCCL; nothing without the CUDA backend.
+GpuLibrary nccl_library();
+
+// What a rank of a group says of NCCL's failure: `attempt` as in "cannot {attempt}", `error` its status in
+// words, `last` what it noted last (may be empty).
+std::string nccl_error_text(const std::string& who, const std::string& attempt, const std::string& error,
+                            const std::string& last);
 
 }  // namespace weft

@@ -19,11 +19,15 @@ Gpus find_gpus() {
   return {.why_none = "this build has no CUDA backend (configure with -DWEFT_CUDA=ON; README, section GPU)"};
 }
 
+GpuMemory gpu_memory(int) {
+  return {};
+}
+
 std::size_t gpu_bytes_in_use(int) {
   return 0;
 }
 
-std::unique_ptr<Arena> gpu_arena(int, std::size_t) {
+std::unique_ptr<Arena> gpu_arena(int, std::size_t, const TooLittleText&) {
   fail("{}", find_gpus().why_none);
 }
 

@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-std::string version_text(int version) {
+std::string cuda_version(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
@@ -34,12 +34,12 @@ Gpus find_gpus() {
   Gpus gpus;
   int driver = 0, runtime = 0, count = 0;
   cudaRuntimeGetVersion(&runtime);
-  gpus.runtime = version_text(runtime);
+  gpus.runtime = cuda_version(runtime);
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
     gpus.why_none = "no NVIDIA driver answers on this machine";
     return gpus;
   }
-  gpus.driver = version_text(driver);
+  gpus.driver = cuda_version(driver);
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver) {
     gpus.why_none = fmt::format(
@@ -63,24 +63,31 @@ Gpus find_gpus() {
   return gpus;
 }
 
-std::size_t gpu_bytes_in_use(int index) {
+GpuMemory gpu_memory(int index) {
+  GpuMemory memory;
   cuda::check(cudaSetDevice(index), "use a GPU");
-  std::size_t free = 0, total = 0;
-  cuda::check(cudaMemGetInfo(&free, &total), "ask a GPU for its memory");
-  return total - free;
+  cuda::check(cudaMemGetInfo(&memory.free, &memory.total), "ask a GPU for its memory");
+  return memory;
 }
 
-std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes) {
-  cuda::check(cudaSetDevice(index), "use a GPU");
+std::size_t gpu_bytes_in_use(int index) {
+  const GpuMemory memory = gpu_memory(index);
+  return memory.total - memory.free;
+}
+
+std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes, const TooLittleText& too_little) {
+  const auto refuse = [&](const GpuMemory& found) {
+    if (too_little) throw ConfigError(too_little(found));
+    config_fail("GPU {}: {:.1f} MiB are needed in one piece, and {:.1f} of its {:.1f} MiB are free", index,
+                static_cast<double>(bytes) / (1 << 20), static_cast<double>(found.free) / (1 << 20),
+                static_cast<double>(found.total) / (1 << 20));
+  };
+  if (const GpuMemory found = gpu_memory(index); bytes > found.free) refuse(found);
   void* base = nullptr;
   const cudaError_t status = cudaMalloc(&base, bytes);
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is reported here; leave no trace
-    std::size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    fail("GPU {}: {:.1f} MiB are needed in one piece, and {:.1f} of its {:.1f} MiB are free", index,
-         static_cast<double>(bytes) / (1 << 20), static_cast<double>(free) / (1 << 20),
-         static_cast<double>(total) / (1 << 20));
+  if (status == cudaErrorMemoryAllocation) {  // in pieces, or taken by another since
+    cudaGetLastError();                       // it is reported here; leave no trace
+    refuse(gpu_memory(index));
   }
   cuda::check(status, "reserve device memory");
   return std::make_unique<Arena>(Device{DeviceKind::kCuda, index}, static_cast<std::byte*>(base), bytes,
@@ -90,4 +97,16 @@ std::unique_ptr<Arena> gpu_arena(int index, std::size_t bytes) {
                                  });
 }
 
+namespace cuda {
+
+void failed(cudaError_t status, const char* what) {
+  throw Error(cuda_error_text(what, cudaGetErrorName(status), cudaGetErrorString(status)));
+}
+
+void check_kernels(cudaStream_t stream, const char* what) {
+  const cudaError_t status = cudaStreamQuery(stream);
+  if (status != cudaErrorNotReady) check(status, what);
+}
+
+}  // namespace cuda
 }  // namespace weft

@@ -38,8 +38,12 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+std::array<int, 3> parts_of(std::size_t version) {
+  const int v = static_cast<int>(version);
+  return {v / 10000, v / 100 % 100, v % 100};
+}
 std::string version_text(std::size_t version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return weft::version_text(parts_of(version));
 }
 
 fe::DataType_t type_of(DType dtype) {
@@ -95,8 +99,10 @@ class AttentionPlans {
     auto it = plans_.find(key);
     if (it == plans_.end()) it = plans_.emplace(key, plan(what, key, dtype, build, scratch)).first;
     const auto status = it->second->execute(handle_, pointers, scratch.raw());
-    if (status.is_bad()) [[unlikely]]
+    if (status.is_bad()) [[unlikely]] {
+      weft::cuda::check_kernels(stream, what);
       fail("{} by cuDNN: {}", what, status.err_msg);
+    }
   }
 
  private:
@@ -181,6 +187,11 @@ class AttentionPlans {
   cudaStream_t stream_ = nullptr;
   std::map<Key, std::shared_ptr<Graph>> plans_;
 };
+
+GpuLibrary attention_library();
+GpuLibrary attention_library() {
+  return {"cuDNN", "libcudnn.so.9", parts_of(CUDNN_VERSION), parts_of(cudnnGetVersion())};
+}
 
 std::shared_ptr<AttentionPlans> make_attention_plans(int) {
   return std::make_shared<AttentionPlans>();

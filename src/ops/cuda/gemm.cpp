@@ -272,6 +272,7 @@ void GemmPlans::run(cudaStream_t stream, const Gemm& g, const Tensor& scratch) {
   }
   const cublasStatus_t status = launch(stream, plan, plan.algorithm, g, beta, scratch);
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+    weft::cuda::check_kernels(stream, "run a matrix product");
     fail("cuBLASLt: {}: {}", name_of(key), cublasLtGetStatusString(status));
   }
 }

@@ -1,0 +1,11 @@
+#include "comm/nccl/nccl_communicator.hpp"
+
+namespace weft {
+
+std::string nccl_error_text(const std::string& who, const std::string& attempt, const std::string& error,
+                            const std::string& last) {
+  return fmt::format("{}: NCCL cannot {}: {}{}. NCCL_DEBUG=WARN in the environment shows what it met", who,
+                     attempt, error, last.empty() ? "" : fmt::format(" (its last error: {})", last));
+}
+
+}  // namespace weft
