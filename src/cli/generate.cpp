@@ -36,7 +36,8 @@ int run_generate_command(Args args) {
   options.flag("ignore-eos", generate.ignore_eos, "go on after the token that ends a text");
   options.text("tokens-out", generate.tokens_out, "FILE",
                "prompt and new token ids, separated by spaces, a line per prompt");
-  options.text("dtype", generate.dtype, "TYPE", "of weights and activations: fp32, bf16, fp16 or fp64");
+  options.text("dtype", generate.dtype, "TYPE", "of weights and activations: fp32, bf16, fp16 or fp64")
+      .otherwise("bf16 on GPUs, else fp32");
   options.integer("cpu-threads", generate.cpu_threads, {.low = 0}, "threads per rank")
       .otherwise("cores / ranks of this machine");
   add_parallel_options(options, generate.parallel);

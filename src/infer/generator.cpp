@@ -2,33 +2,13 @@
 
 #include <algorithm>
 
+#include "ops/elementwise.hpp"
+
 namespace weft {
 namespace {
 
 // Prompts are read in pieces of this length, so that activations stay small however long the prompt is.
 constexpr std::int64_t kPrefillPiece = 256;
-
-template <class T>
-void append(const Tensor& row, std::int64_t count, std::vector<double>& out) {
-  const T* x = row.data<T>();
-  for (std::int64_t i = 0; i < count; ++i)
-    out.push_back(static_cast<double>(static_cast<accumulator_t<T>>(x[i])));
-}
-
-void append(const Tensor& row, std::int64_t count, std::vector<double>& out) {
-  switch (row.dtype()) {
-    case DType::kF64:
-      return append<double>(row, count, out);
-    case DType::kF32:
-      return append<float>(row, count, out);
-    case DType::kBF16:
-      return append<bf16>(row, count, out);
-    case DType::kF16:
-      return append<f16>(row, count, out);
-    default:
-      WEFT_CHECK(false, "logits of {}", name_of(row.dtype()));
-  }
-}
 
 std::int64_t length(const GenerateRequest::Tokens& tokens) {
   return static_cast<std::int64_t>(tokens.size());
@@ -37,6 +17,12 @@ std::int64_t length(const GenerateRequest::Tokens& tokens) {
 std::int64_t longest(const std::vector<GenerateRequest::Tokens>& prompts) {
   std::int64_t n = 0;
   for (const auto& p : prompts) n = std::max(n, length(p));
+  return n;
+}
+
+std::int64_t shortest(const std::vector<GenerateRequest::Tokens>& prompts) {
+  std::int64_t n = length(prompts.front());
+  for (const auto& p : prompts) n = std::min(n, length(p));
   return n;
 }
 
@@ -91,16 +77,27 @@ Generator::Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DT
                                           ParamBufferOptions{.dtype = dtype, .gradients = false});
 }
 
-KvCache Generator::make_cache(std::int64_t positions, std::int64_t rows) {
+Shape Generator::cache_shape(const LayerSpec& layer, const GenerateRequest& request) const {
+  const SelfAttentionSpec& a = layer.self_attention;
+  return {request.positions(), static_cast<std::int64_t>(request.prompts.size()),
+          std::max<std::int64_t>(a.groups / tp_.size(), 1) * a.head_dim};
+}
+
+KvCache Generator::make_cache(const GenerateRequest& request) {
   KvCache cache;
   for (const LayerSpec& layer : spec_.layers) {
-    const Shape shape{
-        positions, rows,
-        std::max<std::int64_t>(layer.self_attention.groups / tp_.size(), 1) * layer.self_attention.head_dim};
+    const Shape shape = cache_shape(layer, request);
     cache.keys.push_back(lane_.alloc(dtype_, shape, "key/value cache"));
     cache.values.push_back(lane_.alloc(dtype_, shape, "key/value cache"));
   }
   return cache;
+}
+
+std::size_t Generator::cache_bytes(const GenerateRequest& request) const {
+  std::size_t elems = 0;
+  for (const LayerSpec& layer : spec_.layers)
+    elems += 2 * static_cast<std::size_t>(cache_shape(layer, request).elems());
+  return elems * bytes_of(dtype_);
 }
 
 std::vector<std::vector<double>> Generator::feed(const std::vector<GenerateRequest::Tokens>& rows,
@@ -111,35 +108,47 @@ std::vector<std::vector<double>> Generator::feed(const std::vector<GenerateReque
   mb.cache = &cache;
   mb.batch.first_position = first;
   mb.batch.tokens = lane_.alloc(DType::kI32, {b, count}, "tokens");
-  if (!lane_.meta()) {
-    auto* token = mb.batch.tokens.data<std::int32_t>();
-    for (const GenerateRequest::Tokens& row : rows) {
-      // A row that has ended goes on with any token: nobody looks at it again.
-      for (std::int64_t i = first; i < first + count; ++i) {
-        *token++ = i < length(row) ? row[static_cast<std::size_t>(i)] : 0;
-      }
+  std::vector<std::int32_t> tokens;
+  for (const GenerateRequest::Tokens& row : rows) {
+    // A row that has ended goes on with any token: nobody looks at it again.
+    for (std::int64_t i = first; i < first + count; ++i) {
+      tokens.push_back(i < length(row) ? row[static_cast<std::size_t>(i)] : 0);
     }
   }
+  ops::from_host(lane_, tokens, mb.batch.tokens);
   const Tensor mine = model_->last_logits(lane_, mb);          // [1, b, V_padded/tp]
   const Tensor all = tp_.all_gather(lane_, mine).wait(lane_);  // [tp, b, V_padded/tp]
   if (lane_.meta() || tp_.rank() != 0) return {};
+  const std::vector<double> values = ops::to_host<double>(lane_, all);
   std::vector<std::vector<double>> logits(rows.size());
+  const std::int64_t part = all.dim(2);
   for (std::int64_t row = 0; row < b; ++row) {
     std::vector<double>& out = logits[static_cast<std::size_t>(row)];
     out.reserve(static_cast<std::size_t>(spec_.vocab_size));
     for (std::int64_t r = 0; r < tp_.size(); ++r) {
-      append(all.slice(r, 1).view({b, all.dim(2)}).slice(row, 1),
-             std::min(all.dim(2), spec_.vocab_size - static_cast<std::int64_t>(out.size())), out);
+      const auto begin = values.begin() + (r * b + row) * part;
+      const std::int64_t wanted = spec_.vocab_size - static_cast<std::int64_t>(out.size());
+      out.insert(out.end(), begin, begin + std::min(part, wanted));
     }
   }
   return logits;
 }
 
 void Generator::agree(std::vector<std::int32_t>& chosen) {
-  const Tensor t = lane_.alloc(DType::kI32, {static_cast<std::int64_t>(chosen.size())}, "chosen tokens");
-  if (!lane_.meta()) std::copy(chosen.begin(), chosen.end(), t.data<std::int32_t>());
+  if (lane_.meta()) return;  // a plan has no tokens, and its groups take no host memory
+  // They are wanted on the host, and go from host to host whatever the lane's device is.
+  const Tensor t = Tensor::borrow(chosen.data(), DType::kI32, {static_cast<std::int64_t>(chosen.size())});
   tp_.broadcast(lane_, t, 0).wait(lane_);
-  if (!lane_.meta()) std::copy_n(t.data<std::int32_t>(), chosen.size(), chosen.begin());
+}
+
+void Generator::rehearse(const GenerateRequest& request) {
+  if (request.max_new_tokens == 0) return;
+  ops::fill(lane_, buffer_->weights(), 0.01);
+  KvCache cache = make_cache(request);
+  const std::int64_t read = shortest(request.prompts), rest = read % kPrefillPiece;
+  if (read >= kPrefillPiece) feed(request.prompts, 0, kPrefillPiece, cache);
+  if (rest > 0) feed(request.prompts, read - rest, rest, cache);
+  feed(request.prompts, request.positions() - 1, 1, cache);
 }
 
 std::vector<GenerateRequest::Tokens> Generator::generate(const GenerateRequest& request,
@@ -150,17 +159,16 @@ std::vector<GenerateRequest::Tokens> Generator::generate(const GenerateRequest& 
   Sampler sampler(request.sampling);
   std::vector<GenerateRequest::Tokens> rows = request.prompts;
   if (request.max_new_tokens == 0) return rows;
-  std::int64_t shortest = length(rows[0]);
-  for (const auto& row : rows) shortest = std::min(shortest, length(row));
+  const std::int64_t together = shortest(rows);  // tokens that all rows read from their prompts
 
   const std::size_t b = rows.size();
   std::vector<bool> ended(b, false);
-  KvCache cache = make_cache(request.positions(), static_cast<std::int64_t>(b));
+  KvCache cache = make_cache(request);
   for (std::int64_t fed = 0; std::find(ended.begin(), ended.end(), false) != ended.end();) {
-    const std::int64_t count = fed < shortest ? std::min(kPrefillPiece, shortest - fed) : 1;
+    const std::int64_t count = fed < together ? std::min(kPrefillPiece, together - fed) : 1;
     const std::vector<std::vector<double>> logits = feed(rows, fed, count, cache);
     fed += count;
-    if (fed < shortest) continue;
+    if (fed < together) continue;
 
     std::vector<std::int32_t> chosen(b, 0);
     const auto waits = [&](std::size_t row) { return !ended[row] && length(rows[row]) == fed; };
@@ -188,10 +196,10 @@ std::vector<GenerateRequest::Tokens> Generator::generate(const GenerateRequest& 
   return rows;
 }
 
-std::size_t generation_bytes(Workers& workers, const ModelConfig& config, DType dtype,
-                             int tensor_parallel_rank, int tensor_parallel_size,
-                             std::span<const GenerateRequest> requests) {
-  const std::unique_ptr<Arena> arena = Arena::meta();
+GenerationMemory generation_memory(DeviceKind device, Workers& workers, const ModelConfig& config,
+                                   DType dtype, int tensor_parallel_rank, int tensor_parallel_size,
+                                   std::span<const GenerateRequest> requests) {
+  const std::unique_ptr<Arena> arena = Arena::meta(device);
   Lane lane{*arena, workers, {}};
   const std::unique_ptr<Communicator> tp =
       tensor_parallel_size == 1 ? self_communicator("tp")
@@ -199,8 +207,13 @@ std::size_t generation_bytes(Workers& workers, const ModelConfig& config, DType 
   std::int64_t positions = 1;
   for (const GenerateRequest& request : requests) positions = std::max(positions, request.positions());
   Generator generator(lane, *tp, config, dtype, positions);
-  for (const GenerateRequest& request : requests) generator.generate(request);
-  return arena->high_water();
+  GenerationMemory memory{.weights = generator.weights().weights().bytes()};
+  for (const GenerateRequest& request : requests) {
+    generator.generate(request);
+    memory.cache = std::max(memory.cache, generator.cache_bytes(request));
+  }
+  memory.arena = arena->high_water();
+  return memory;
 }
 
 }  // namespace weft

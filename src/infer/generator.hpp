@@ -1,4 +1,5 @@
-// Generation: prompts in, one token after another out, with a key/value cache.
+// Generation: prompts in, one token after another out, with a key/value cache. Model and cache are on the
+// lane's device, the choice among the logits is made on the host.
 //
 // Prompts of unequal length run together without padding: all rows stand at the same position, and a row
 // whose prompt is longer takes its next token from there instead of drawing one. So a row's positions, and
@@ -56,8 +57,16 @@ class Generator {
   // positions seen.
   std::vector<GenerateRequest::Tokens> generate(const GenerateRequest& request, const OnToken& on_token = {});
 
+  // Reads every shape that generate() reads for the request once, with weights that mean nothing, and forgets
+  // it: so that all of a device's kernels are loaded before ranks begin to wait for each other on it. Among
+  // planned ranks.
+  void rehearse(const GenerateRequest& request);
+  // Of the cache that the request takes on this rank.
+  std::size_t cache_bytes(const GenerateRequest& request) const;
+
  private:
-  KvCache make_cache(std::int64_t positions, std::int64_t rows);
+  Shape cache_shape(const LayerSpec& layer, const GenerateRequest& request) const;
+  KvCache make_cache(const GenerateRequest& request);
   // Logits of the position after `count` tokens of each row from `first` on: on the first rank
   // [row][vocabulary].
   std::vector<std::vector<double>> feed(const std::vector<GenerateRequest::Tokens>& rows, std::int64_t first,
@@ -76,11 +85,15 @@ class Generator {
   std::unique_ptr<ParamBuffer> buffer_;
 };
 
-// The size of the arena that one rank of a tensor-parallel group needs for a Generator and these requests,
+struct GenerationMemory {
+  std::size_t arena = 0;               // its size
+  std::size_t weights = 0, cache = 0;  // of it; the largest cache of a request
+};
+// What one rank of a tensor-parallel group needs on this kind of device for a Generator and these requests,
 // one after another: the same code, run on memory that is only counted. `workers` as in the run (scratch
 // depends on it).
-std::size_t generation_bytes(Workers& workers, const ModelConfig& config, DType dtype,
-                             int tensor_parallel_rank, int tensor_parallel_size,
-                             std::span<const GenerateRequest> requests);
+GenerationMemory generation_memory(DeviceKind device, Workers& workers, const ModelConfig& config,
+                                   DType dtype, int tensor_parallel_rank, int tensor_parallel_size,
+                                   std::span<const GenerateRequest> requests);
 
 }  // namespace weft

@@ -24,6 +24,9 @@ struct AttentionOptions {
   // Backward on a GPU by cuDNN: dq summed in a fixed order, so that repeating it gives the same bits. Costs
   // time and 2 · b · q_heads · s · sk bytes of scratch. All other kernels do so anyway.
   bool deterministic = false;
+  // Calls of these shapes will come again and again. False on a GPU: no library is asked, which would build a
+  // plan for each of them.
+  bool recurs = true;
 };
 
 struct AttentionResult {

@@ -1,7 +1,5 @@
 #include "train/generate.hpp"
 
-#include "train/launch.hpp"
-
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -9,18 +7,19 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"
-#include "comm/local/launcher.hpp"
 #include "core/log.hpp"
 #include "data/tokenizer.hpp"
 #include "infer/generator.hpp"
 #include "infer/utf8_stream.hpp"
 #include "interop/huggingface_weights.hpp"
 #include "io/atomic_file.hpp"
+#include "train/device_memory.hpp"
+#include "train/launch.hpp"
 #include "train/precision.hpp"
+#include "train/rank_device.hpp"
 
 namespace weft {
 namespace {
@@ -223,15 +222,6 @@ std::vector<std::string> layout_problems(const GenerateOptions& options, const M
   TrainConfig layout;
   layout.parallel = options.parallel;
   std::vector<std::string> problems = unsupported_yet(layout);
-  if (Launch(layout.parallel).processes()) {
-    config_fail(
-        "weft generate runs its ranks as threads of one process: start it without mpirun or srun, with "
-        "--ranks {}",
-        layout.parallel.ranks);
-  }
-  if (options.parallel.device == ParallelConfig::Device::kCuda) {
-    problems.emplace_back("--device cuda: this build generates on the CPU; leave it out");
-  }
   const int tp = static_cast<int>(options.parallel.tensor_model_parallel_size);
   if (options.parallel.pipeline_model_parallel_size > 1) {
     problems.push_back(fmt::format(
@@ -263,12 +253,90 @@ std::string lines_of(const std::vector<Tokens>& rows) {
   return text;
 }
 
+// What the ranks share; rank 0 alone writes.
+struct Generation {
+  const GenerateOptions& options;
+  const Model& model;
+  const std::vector<Prompt>& prompts;
+  const std::function<void(std::string_view)>& print;
+  std::vector<GenerateRequest> groups;
+  DeviceKind device;
+  DType dtype;
+  int threads;                 // of a rank
+  std::int64_t positions = 0;  // the most of any row
+  std::vector<MemoryNeed> needs;
+  std::vector<Tokens> rows;
+  GenerateSummary summary;
+};
+
+MemoryNeed need_of(const Generation& run, int rank, int ranks) {
+  Workers planner(run.threads);
+  const GenerationMemory m =
+      generation_memory(run.device, planner, run.model.config, run.dtype, rank, ranks, run.groups);
+  MemoryNeed need{.arena = m.arena,
+                  .items = {{"weights", m.weights},
+                            {"key/value cache", m.cache},
+                            {"activations, logits and scratch", m.arena - m.weights - m.cache}},
+                  .fixes = {}};
+  if (bytes_of(run.dtype) > 2) need.fixes.emplace_back("--dtype bf16");
+  need.fixes.emplace_back("more GPUs (--tensor-model-parallel-size)");
+  need.fixes.emplace_back("fewer or shorter prompts, or fewer --max-new-tokens");
+  return need;
+}
+
+void generate_rank(Generation& run, Communicator& world) {
+  Workers workers(run.threads);
+  // Every group of prompts brings shapes of its own: no trials of matrix products.
+  RankDevice device(run.device, world.rank(), run.needs[static_cast<std::size_t>(world.rank())], workers,
+                    false);
+  Lane& lane = device.lane();
+  const auto rehearse = [&] {
+    const auto planned = planned_communicator("tp", world.rank(), world.size());
+    Generator generator(lane, *planned, run.model.config, run.dtype, run.positions);
+    for (const GenerateRequest& request : run.groups) generator.rehearse(request);
+  };
+  const auto alone = self_communicator("tp");
+  Communicator& tp = world.size() == 1
+                         ? *alone
+                         : device.world(world, rehearse, run.options.parallel.distributed_timeout_seconds);
+  Generator generator(lane, tp, run.model.config, run.dtype, run.positions);
+  load_weights(lane, *run.model.weights, generator.weights(), nullptr);
+
+  const bool shows = tp.rank() == 0;
+  std::optional<Display> display;
+  if (shows) display.emplace(run.model.tokenizer ? &*run.model.tokenizer : nullptr, run.prompts, run.print);
+  const auto begin = std::chrono::steady_clock::now();
+  for (const GenerateRequest& request : run.groups) {
+    std::vector<Tokens> out = generator.generate(request, [&](const GeneratedToken& t) {
+      if (!shows) return;
+      display->token(request.sequences[t.row], t.token, t.last);
+      ++run.summary.new_tokens;
+    });
+    if (!shows) continue;
+    for (std::size_t row = 0; row < out.size(); ++row) {
+      if (request.max_new_tokens == 0) display->end(request.sequences[row]);
+      run.rows[request.sequences[row]] = std::move(out[row]);
+    }
+  }
+  if (!shows) return;
+  display->show();
+  run.summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 }  // namespace
 
-GenerateSummary run_generate(const GenerateOptions& options,
+GenerateSummary run_generate(const GenerateOptions& given,
                              const std::function<void(std::string_view)>& print) {
+  GenerateOptions options = given;
   check_one_prompt(options);
-  const DType dtype = parse_dtype(options.dtype);
+  if (!options.dtype.empty()) parse_dtype(options.dtype);  // a wrong one is known before any file is read
+  const Launch launch(options.parallel);
+  if (launch.processes()) {
+    config_fail(
+        "weft generate runs its ranks as threads of one process: start it without mpirun or srun, with "
+        "--ranks {}",
+        options.parallel.ranks);
+  }
   const Model model = open_model(options.load, options.prompt_tokens.empty());
   const std::vector<Prompt> prompts = read_prompts(options, model);
 
@@ -278,6 +346,11 @@ GenerateSummary run_generate(const GenerateOptions& options,
   std::vector<std::string> problems = problems_of(common, model.config);
   for (const std::string& p : layout_problems(options, model.config)) problems.push_back(p);
   if (!problems.empty()) throw ConfigError(std::move(problems));
+  const int ranks = static_cast<int>(options.parallel.tensor_model_parallel_size);
+  const DeviceKind device = choose_device(options.parallel, ranks);
+  const DType dtype = !options.dtype.empty()        ? parse_dtype(options.dtype)
+                      : device == DeviceKind::kCuda ? DType::kBF16
+                                                    : DType::kF32;
   if (model.config.position_embedding == PositionEmbedding::kRope &&
       common.positions() > model.config.max_position_embeddings) {
     log_warn("{} positions, but the model was made for {}: what comes after may make little sense",
@@ -289,52 +362,29 @@ GenerateSummary run_generate(const GenerateOptions& options,
     check_output("--tokens-out", options.tokens_out, {options.prompt_file, options.load});
     tokens_out.emplace(options.tokens_out);
   }
-  const std::vector<GenerateRequest> groups = group(common, prompts);
-  const int ranks = static_cast<int>(options.parallel.tensor_model_parallel_size);
-  const int threads = options.cpu_threads > 0
-                          ? static_cast<int>(options.cpu_threads)
-                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
-  std::vector<Tokens> rows(prompts.size());
-  GenerateSummary summary{.prompts = static_cast<std::int64_t>(prompts.size())};
-  // Arenas outlive the ranks: others may still read a rank's memory while it leaves.
-  std::vector<std::unique_ptr<Arena>> arenas;
-  for (int rank = 0; rank < ranks; ++rank) {
-    Workers planner(threads);
-    arenas.push_back(Arena::host(generation_bytes(planner, model.config, dtype, rank, ranks, groups)));
-  }
-  log_info("{}: {} parameters; memory of a rank {:.1f} MiB", options.load, parameter_count(model.config),
-           static_cast<double>(arenas[0]->capacity()) / (1 << 20));
-  run_local_ranks({.ranks = ranks}, [&](Communicator& tp) {
-    Workers workers(threads);
-    Lane lane{*arenas[static_cast<std::size_t>(tp.rank())], workers, {}};
-    Generator generator(lane, tp, model.config, dtype, common.positions());
-    load_weights(lane, *model.weights, generator.weights(), nullptr);
-
-    const bool shows = tp.rank() == 0;
-    std::optional<Display> display;
-    if (shows) display.emplace(model.tokenizer ? &*model.tokenizer : nullptr, prompts, print);
-    const auto begin = std::chrono::steady_clock::now();
-    for (const GenerateRequest& request : groups) {
-      std::vector<Tokens> out = generator.generate(request, [&](const GeneratedToken& t) {
-        if (!shows) return;
-        display->token(request.sequences[t.row], t.token, t.last);
-        ++summary.new_tokens;
-      });
-      if (!shows) continue;
-      for (std::size_t row = 0; row < out.size(); ++row) {
-        if (request.max_new_tokens == 0) display->end(request.sequences[row]);
-        rows[request.sequences[row]] = std::move(out[row]);
-      }
-    }
-    if (!shows) return;
-    display->show();
-    summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  });
+  Generation run{.options = options,
+                 .model = model,
+                 .prompts = prompts,
+                 .print = print,
+                 .groups = group(common, prompts),
+                 .device = device,
+                 .dtype = dtype,
+                 .threads = threads_per_rank(options.cpu_threads, ranks),
+                 .positions = common.positions(),
+                 .needs = {},
+                 .rows = std::vector<Tokens>(prompts.size()),
+                 .summary = {.prompts = static_cast<std::int64_t>(prompts.size())}};
+  for (int rank = 0; rank < ranks; ++rank) run.needs.push_back(need_of(run, rank, ranks));
+  log_info("{}: {} parameters; {} in {}; memory of a rank {:.1f} MiB", options.load,
+           parameter_count(model.config), name_of(device), name_of(dtype),
+           static_cast<double>(run.needs[0].arena) / (1 << 20));
+  launch.run({.timeout_seconds = options.parallel.distributed_timeout_seconds},
+             [&](Communicator& world) { generate_rank(run, world); });
   if (tokens_out) {
-    tokens_out->write(lines_of(rows));
+    tokens_out->write(lines_of(run.rows));
     tokens_out->commit();
   }
-  return summary;
+  return run.summary;
 }
 
 }  // namespace weft

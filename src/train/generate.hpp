@@ -21,7 +21,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   bool ignore_eos = false;
   std::string tokens_out;        // FILE: a line of ids for each prompt, prompt and new ones; empty: none
-  std::string dtype = "fp32";    // fp32, bf16, fp16 or fp64
+  std::string dtype;             // fp32, bf16, fp16 or fp64; empty: bf16 on GPUs, else fp32
   std::int64_t cpu_threads = 0;  // per rank; 0: cores / ranks
   ParallelConfig parallel;
 };

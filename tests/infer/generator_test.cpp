@@ -6,6 +6,7 @@
 #include <map>
 
 #include "comm/local/launcher.hpp"
+#include "core/gpu.hpp"
 
 namespace weft {
 namespace {
@@ -158,7 +159,8 @@ TEST_P(Models, TensorParallelRanksAgree) {
   std::vector<std::unique_ptr<Arena>> arenas;
   Workers planner(1);
   for (int rank = 0; rank < 2; ++rank) {
-    arenas.push_back(Arena::host(generation_bytes(planner, c, DType::kF32, rank, 2, {&request, 1})));
+    arenas.push_back(Arena::host(
+        generation_memory(DeviceKind::kCpu, planner, c, DType::kF32, rank, 2, {&request, 1}).arena));
   }
   run_local_ranks({.ranks = 2}, [&](Communicator& tp) {
     const auto rank = static_cast<std::size_t>(tp.rank());
@@ -177,10 +179,46 @@ TEST_P(Models, PlannedMemoryIsEnoughAndIsUsed) {
       {.prompts = {prompt_of(12), prompt_of(1)}, .max_new_tokens = 20, .sampling = {}},
       {.prompts = {prompt_of(30)}, .max_new_tokens = 34, .sampling = {}}};
   Workers workers(1);
-  const std::size_t bytes = generation_bytes(workers, config(), DType::kF32, 0, 1, requests);
+  const GenerationMemory memory =
+      generation_memory(DeviceKind::kCpu, workers, config(), DType::kF32, 0, 1, requests);
+  const std::size_t bytes = memory.arena;
   Fixture f(config(), DType::kF32, bytes);
   for (const GenerateRequest& request : requests) f.generator.generate(request);
   EXPECT_EQ(f.arena->high_water(), bytes);
+}
+
+// What ranks do before they meet on a device: on the memory of the run, and nothing is left of it.
+TEST_P(Models, ARehearsalFitsIntoThePlan) {
+  const std::vector<GenerateRequest> requests = {
+      {.prompts = {prompt_of(12), prompt_of(1)}, .max_new_tokens = 20, .sampling = {}},
+      {.prompts = {prompt_of(30)}, .max_new_tokens = 34, .sampling = {}}};
+  Workers workers(1);
+  const GenerationMemory memory =
+      generation_memory(DeviceKind::kCpu, workers, config(), DType::kF32, 0, 1, requests);
+  Fixture f(config(), DType::kF32, memory.arena);
+  const std::size_t resident = f.arena->in_use();
+  for (const GenerateRequest& request : requests) f.generator.rehearse(request);
+  EXPECT_EQ(f.arena->in_use(), resident);
+  EXPECT_LE(f.arena->high_water(), memory.arena);
+  // The parts that a plan names.
+  EXPECT_EQ(memory.weights, f.generator.weights().weights().bytes());
+  const std::int64_t layers = 2, positions = 64, width = config().num_query_groups * 6;
+  EXPECT_EQ(memory.cache, static_cast<std::size_t>(layers * 2 * positions * width * 4));
+  EXPECT_LT(memory.weights + memory.cache, memory.arena);
+}
+
+// Planned for a GPU, where there need be none.
+TEST_P(Models, MemoryIsPlannedForGpus) {
+  if (!built_with_cuda()) GTEST_SKIP() << "this build knows no sizes of CUDA's operations";
+  const GenerateRequest request{
+      .prompts = {prompt_of(12), prompt_of(1)}, .max_new_tokens = 20, .sampling = {}};
+  Workers workers(1);
+  const auto plan = [&](DType dtype, int rank, int ranks) {
+    return generation_memory(DeviceKind::kCuda, workers, config(), dtype, rank, ranks, {&request, 1});
+  };
+  EXPECT_GT(plan(DType::kF32, 0, 1).arena, plan(DType::kBF16, 0, 1).arena);
+  if (config().num_query_groups == 1) return;  // cannot be cut
+  EXPECT_EQ(plan(DType::kBF16, 0, 2).arena, plan(DType::kBF16, 1, 2).arena);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Models,

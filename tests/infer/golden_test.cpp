@@ -31,8 +31,8 @@ TEST_P(Golden, GreedyTokensAndLogits) {
     request.prompts.emplace_back(p + row * columns, p + (row + 1) * columns);
 
   Workers workers(1);
-  const auto arena =
-      Arena::host(generation_bytes(workers, reader.config(), DType::kF32, 0, 1, {&request, 1}));
+  const auto arena = Arena::host(
+      generation_memory(DeviceKind::kCpu, workers, reader.config(), DType::kF32, 0, 1, {&request, 1}).arena);
   Lane lane{*arena, workers, {}};
   const auto tp = self_communicator("tp");
   Generator generator(lane, *tp, reader.config(), DType::kF32, request.positions());

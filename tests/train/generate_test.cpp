@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.hpp"
 #include "core/check.hpp"
+#include "core/gpu.hpp"
 #include "data/tokenizer.hpp"
 #include "infer/generator.hpp"
 #include "io/atomic_file.hpp"
@@ -112,6 +113,7 @@ class Generate : public testing::Test {
     o.sampling.seed = 3;
     o.tokens_out = (folder_ / "out.txt").string();
     o.cpu_threads = 1;
+    o.parallel.device = ParallelConfig::Device::kCpu;
     return o;
   }
   // What was printed; the calls apart from each other in pieces_.
@@ -192,6 +194,26 @@ TEST_F(Generate, WithoutATokenizerIds) {
   EXPECT_EQ(run(o), text);
   o.sampling.seed = 4;
   EXPECT_NE(run(o), text);
+}
+
+TEST_F(Generate, WithoutADtypeTheCpuTakesFp32) {
+  GenerateOptions o = options("ids");
+  o.prompt_tokens = "71, 114,257";
+  const std::string text = run(o);
+  o.dtype = "fp32";
+  EXPECT_EQ(run(o), text);
+  o.dtype = "fp31";
+  EXPECT_NE(problem_of(o).find("--dtype fp31"), std::string::npos);
+}
+
+TEST_F(Generate, ACudaDeviceThatIsNotThereIsNamed) {
+  if (!find_gpus().list.empty()) GTEST_SKIP() << "there is one";
+  GenerateOptions o = options("ids");
+  o.prompt_tokens = "1";
+  o.parallel.device = ParallelConfig::Device::kCuda;
+  const std::string text = problem_of(o);
+  EXPECT_NE(text.find("--device cuda: "), std::string::npos) << text;
+  EXPECT_NE(text.find(find_gpus().why_none), std::string::npos) << text;
 }
 
 TEST_F(Generate, PromptsOfAFileInOrderAndAsAlone) {

@@ -42,6 +42,7 @@ Tensor CachedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, co
   ops::copy(lane, v, values.slice(seen, v.dim(0)));
   ops::AttentionOptions o = options(shape_, mb);
   o.query_offset = seen;
+  o.recurs = false;  // every position has another number of keys
   return ops::attention(lane, q, keys.slice(0, seen + k.dim(0)), values.slice(0, seen + v.dim(0)), o).out;
 }
 

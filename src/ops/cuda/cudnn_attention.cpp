@@ -232,7 +232,7 @@ bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const AttentionOpti
   // A single query or key is left to the kernels for decoding: cuDNN has no gradient of it.
   const bool whole = q.dim(0) > 1 && k.dim(0) > 1 && q.dim(1) > 0 && q.columns() > 0;
   const bool mask = !options.causal || (options.query_offset == 0 && q.dim(0) == k.dim(0));
-  return narrow && whole && mask && options.dropout == 0 && options.head_dim % 8 == 0 &&
+  return narrow && whole && mask && options.recurs && options.dropout == 0 && options.head_dim % 8 == 0 &&
          options.head_dim <= 128;
 }
 
