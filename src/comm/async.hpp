@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/lane.hpp"
@@ -23,6 +24,8 @@ class Operation {
   virtual void cancel() noexcept = 0;
   // Dropped without wait(): reports the fault and stops the run.
   virtual void dropped() noexcept = 0;
+  // For the timeline: "tp all_reduce".
+  virtual std::string name() const { return "collective"; }
 };
 
 template <class T>
@@ -62,6 +65,7 @@ class [[nodiscard]] Async {
     live_ = false;
     if (operation_) {
       const std::unique_ptr<Operation> done = std::move(operation_);
+      const TraceScope traced(lane.tools, "wait", [&] { return on_row(TraceRow::kWaits, done->name()); });
       done->wait(lane);
     }
     return std::move(value_);

@@ -100,4 +100,19 @@ std::uint64_t send_receive(const Who& who, const std::vector<Communicator::Messa
   return bytes;
 }
 
+const char* name_of(const std::vector<Communicator::Message>& sends,
+                    const std::vector<Communicator::Message>& receives) {
+  if (sends.empty() == receives.empty()) return "send_receive";
+  return receives.empty() ? "send" : "receive";
+}
+
+std::uint64_t bytes_of(const std::vector<Communicator::Message>& sends,
+                       const std::vector<Communicator::Message>& receives) {
+  std::uint64_t bytes = 0;
+  for (const auto* messages : {&sends, &receives}) {
+    for (const Communicator::Message& m : *messages) bytes += m.tensor.bytes();
+  }
+  return bytes;
+}
+
 }  // namespace weft::calls

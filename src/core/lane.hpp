@@ -1,12 +1,15 @@
 // Lane: what a rank's code may use. Passed down as a parameter; never global, never stored in a module.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/arena.hpp"
 #include "core/device.hpp"
+#include "core/profiler.hpp"
 #include "core/trace.hpp"
 #include "core/workers.hpp"
 
@@ -26,17 +29,22 @@ class RecordedWork {
 };
 
 // What a rank uses of its device beside memory and stream: library handles, tuned plans, staging memory.
-// Made and known by the operations of that device; null on the CPU.
+// Made and known by the operations of that device; null on the CPU, unless it is traced (host_tools.hpp).
 class DeviceTools {
  public:
+  using HostTime = std::chrono::steady_clock::time_point;
   virtual ~DeviceTools() = default;
 
-  // --- times of operations. While on, each is enclosed by two events of the compute stream, which costs a
-  // little.
+  // --- times of operations. While on, each is enclosed by two events of a stream, which costs a little.
   bool tracing() const { return tracing_; }
   virtual void trace(bool on) = 0;
-  virtual void begin_traced(OperationCost cost) = 0;
-  virtual void end_traced() = 0;
+  // When the trace began, by the host's clock.
+  HostTime began() const { return began_; }
+  // `what` begins, and ends, when the stream (null: the compute stream) has come to here. Returns its number.
+  virtual std::size_t begin_traced(TracedOperation what, Stream on) = 0;
+  virtual void end_traced(std::size_t which, Stream on) = 0;
+  // What the host has seen begin and end.
+  void add_traced(TracedOperation what, HostTime start, HostTime end);
   // Waits for the device, and hands out what has been traced since it was turned on.
   virtual std::vector<TracedOperation> traced() = 0;
 
@@ -45,25 +53,46 @@ class DeviceTools {
   virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work) = 0;
 
  protected:
+  double since_began(HostTime t) const {
+    return std::chrono::duration<double, std::micro>(t - began_).count();
+  }
+
   bool tracing_ = false;
+  HostTime began_{};
+  std::vector<TracedOperation> seen_;  // by the host
 };
 
-// An operation, if the lane is traced; cost() says which.
+// A named stretch of a rank's work: a range for profilers, and on a traced lane a piece of its timeline,
+// which what() describes: an OperationCost, or a TracedOperation of another row.
 class TraceScope {
  public:
-  template <class Cost>
-  TraceScope(DeviceTools* tools, const Cost& cost)
-      : tools_(tools != nullptr && tools->tracing() ? tools : nullptr) {
-    if (tools_ != nullptr) tools_->begin_traced(cost());
+  template <class What>
+  TraceScope(DeviceTools* tools, const char* name, const What& what, Stream on = {})
+      : tools_(tools != nullptr && tools->tracing() ? tools : nullptr), on_(on) {
+    profiler_push(name);
+    if (tools_ != nullptr) number_ = tools_->begin_traced(traced(what()), on_);
   }
+  // Of the row of the schedule.
+  TraceScope(DeviceTools* tools, const char* name)
+      : TraceScope(tools, name, [&] { return on_row(TraceRow::kSchedule, name); }) {}
   ~TraceScope() {
-    if (tools_ != nullptr) tools_->end_traced();
+    if (tools_ != nullptr) tools_->end_traced(number_, on_);
+    profiler_pop();
   }
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
+  static TracedOperation traced(OperationCost cost) {
+    TracedOperation what;
+    what.cost = std::move(cost);
+    return what;
+  }
+  static TracedOperation traced(TracedOperation what) { return what; }
+
   DeviceTools* tools_;
+  Stream on_;
+  std::size_t number_ = 0;
 };
 
 struct Lane {

@@ -26,6 +26,7 @@ void sum_together(Lane& lane, Communicator& group, const std::vector<Tensor>& gr
 }  // namespace
 
 void finalize_gradients(Lane& lane, ParamBuffer& buffer, const FinalizeGroups& groups) {
+  const TraceScope traced(lane.tools, "finalize gradients");
   buffer.finish_step();
 
   std::vector<Tensor> whole, replicated, embeddings;

@@ -32,6 +32,7 @@ GradientNorm::GradientNorm(Lane& lane, const ParamBuffer& buffer, int blocks, in
       pieces_(lane, counted_here(buffer, tp_rank)) {}
 
 Tensor GradientNorm::sums(Lane& lane) const {
+  const TraceScope traced(lane.tools, "norm");
   Tensor sums = lane.alloc(DType::kF64, {blocks_}, "gradient norm");
   ops::sums_of_squares(lane, pieces_, buffer_.gradients(), sums);
   if (buffer_.distributed()) dp_.all_reduce(lane, sums).wait(lane);

@@ -59,6 +59,7 @@ class AdamW final : public Optimizer {
 
   void read_marks(Lane& lane) override { master_.read_marks(lane); }
   void step(Lane& lane, const UpdateStep& update) override {
+    const TraceScope traced(lane.tools, "optimizer");
     ++steps_;
     ops::adamw(
         lane,
@@ -95,6 +96,7 @@ class Sgd final : public Optimizer {
 
   void read_marks(Lane& lane) override { master_.read_marks(lane); }
   void step(Lane& lane, const UpdateStep& update) override {
+    const TraceScope traced(lane.tools, "optimizer");
     ops::sgd(lane,
              {.lr = update.lr,
               .momentum = options_.momentum,

@@ -6,6 +6,13 @@
 
 namespace weft {
 
+const char* name_of(ActionKind kind) {
+  constexpr std::array kNames = {"forward",         "backward",           "weight grad",
+                                 "send activation", "receive activation", "send gradient",
+                                 "receive gradient"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
 std::string to_string(const Action& action) {
   constexpr std::array kNames = {"F", "B", "W", "SF", "RF", "SB", "RB"};
   std::string text =

@@ -58,6 +58,8 @@ inline int channel_of(int edge, bool gradient) {
   return 2 * edge + (gradient ? 1 : 0);
 }
 
+// "forward", "send activation": in words.
+const char* name_of(ActionKind kind);
 // 2F0, 2B0, 2W0: stage, what, microbatch. 2SF0>1, 2SB0>0: sends the activation or gradient that stage 2 made,
 // to that rank. 2RF0<1, 2RB0<0: receives what stage 2 needs, from that rank.
 std::string to_string(const Action& action);

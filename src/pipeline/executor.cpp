@@ -1,10 +1,23 @@
 #include "pipeline/executor.hpp"
 
+#include <fmt/core.h>
+
 #include <utility>
 
 #include "core/check.hpp"
 
 namespace weft {
+namespace {
+
+TracedOperation traced_as(const Action& action) {
+  TracedOperation what = on_row(TraceRow::kSchedule, fmt::format("{} mb {} chunk {}", name_of(action.kind),
+                                                                 action.microbatch, action.chunk));
+  what.microbatch = action.microbatch;
+  what.chunk = action.chunk;
+  return what;
+}
+
+}  // namespace
 
 Executor::Executor(std::vector<Stage*> chunks, std::vector<Communicator*> channels,
                    const ExecutorOptions& options)
@@ -14,6 +27,7 @@ void Executor::run(Lane& lane, const Program& program) {
   for (const Action& action : program) {
     Stage& stage = *chunks_[static_cast<std::size_t>(action.chunk)];
     const int microbatch = action.microbatch;
+    const TraceScope traced(lane.tools, to_string(action).c_str(), [&] { return traced_as(action); });
     switch (action.kind) {
       case ActionKind::kForward: {
         Tensor out = stage.forward(lane, microbatch, take(lane, {action.stage, false, microbatch}));

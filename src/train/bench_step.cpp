@@ -111,7 +111,7 @@ class RankBench {
       synchronize(lane_);
       lane_.tools->trace(true);
       run();
-      best = std::min(best, lane_.tools->traced().back().duration / 1e3);
+      best = std::min(best, lane_.tools->traced().back().duration() / 1e3);
       lane_.tools->trace(false);
     }
     return best;
@@ -148,11 +148,12 @@ class RankBench {
     for (int i = 0; i < kSteps; ++i) step();
     std::map<std::string, BenchStepResult::Cost> by_name;
     for (const TracedOperation& op : lane_.tools->traced()) {
+      if (op.row != TraceRow::kCompute) continue;
       BenchStepResult::Cost& cost = by_name[op.cost.name];
       cost.name = op.cost.name;
       cost.bytes += op.cost.bytes / kSteps;
       cost.flops += op.cost.flops / kSteps;
-      cost.ms += op.duration / 1e3 / kSteps;
+      cost.ms += op.duration() / 1e3 / kSteps;
       cost.calls += 1.0 / kSteps;
     }
     lane_.tools->trace(false);

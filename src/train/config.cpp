@@ -56,6 +56,7 @@ class Problems {
     recompute();
     schedule();
     checkpoint();
+    log();
     return std::move(list_);
   }
 
@@ -399,6 +400,13 @@ class Problems {
     if (k.override_opt_param_scheduler && k.use_checkpoint_opt_param_scheduler) {
       add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both on; only one is "
           "possible");
+    }
+  }
+
+  void log() {
+    const LogConfig& l = c_.log;
+    if (!l.trace.empty() && l.trace == l.metrics) {
+      add("--metrics {} and --trace {} are the same file; give each its own", l.metrics, l.trace);
     }
   }
 

@@ -170,7 +170,9 @@ struct LogConfig {
   std::int64_t log_interval = 100;
   std::string metrics;  // FILE.jsonl
   std::string tensorboard_dir;
-  std::string trace;  // FILE.json
+  std::string trace;                  // FILE.json
+  std::int64_t trace_start_step = 3;  // of this run, from 1
+  std::int64_t trace_steps = 2;
   Progress progress = Progress::kAuto;
 
   bool operator==(const LogConfig&) const = default;

@@ -401,6 +401,15 @@ void add_log_options(OptionSet& options, LogConfig& l) {
   options.integer("log-interval", l.log_interval, kSize, "steps between progress lines")
       .also({"logging-steps"});
   options.text("metrics", l.metrics, "FILE.jsonl", "one JSON object per step");
+  options
+      .text("trace", l.trace, "FILE.json",
+            "a timeline of some steps, for ui.perfetto.dev or chrome://tracing")
+      .also({"use-pytorch-profiler", "timeline"});
+  options
+      .integer("trace-start-step", l.trace_start_step, {.low = 1, .high = kLargestCount},
+               "the first step in it, counted from 1 in this run")
+      .also({"profile-step-start"});
+  options.integer("trace-steps", l.trace_steps, {.low = 1, .high = kLargestCount}, "how many are in it");
   options.choice("progress", l.progress,
                  {{"auto", LogConfig::Progress::kAuto},
                   {"bar", LogConfig::Progress::kBar},

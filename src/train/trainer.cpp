@@ -13,6 +13,7 @@
 
 #include "checkpoint/agreement.hpp"
 #include "core/log.hpp"
+#include "io/atomic_file.hpp"
 #include "mesh/mesh.hpp"
 #include "ops/elementwise.hpp"
 #include "train/freeze.hpp"
@@ -26,6 +27,7 @@
 #include "train/run_checkpoint.hpp"
 #include "train/schedule.hpp"
 #include "train/signals.hpp"
+#include "train/step_trace.hpp"
 
 namespace weft {
 namespace {
@@ -50,7 +52,8 @@ struct Run {
 // One rank's part of a run. Rank 0 also reports.
 class RankRun {
  public:
-  RankRun(const Run& run, Lane& lane, const Groups& groups)
+  // `world`: in host memory.
+  RankRun(const Run& run, Lane& lane, const Groups& groups, Communicator& world)
       : run_(run),
         config_(run.config),
         mesh_(groups.mesh()),
@@ -58,7 +61,9 @@ class RankRun {
         groups_(groups),
         engine_(lane, groups, EngineOptions::from(run.config)),
         training_(run.data.training->reader()),
-        validation_(run.data.validation != nullptr ? run.data.validation->reader() : nullptr) {}
+        validation_(run.data.validation != nullptr ? run.data.validation->reader() : nullptr) {
+    if (!config_.log.trace.empty()) trace_.emplace(config_.log, mesh_, lane_, world);
+  }
 
   TrainSummary train() {
     progress_ = start_run(config_, lane_, engine_);
@@ -93,19 +98,21 @@ class RankRun {
     const BatchShape shape = batch_shape();
     const std::int64_t consumed = progress_.consumed_samples;
     const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
+      const TraceScope traced(lane_.tools, "data");
       training_->load(shape, consumed, index, mesh_.coordinate(Axis::kDp), out);
     };
     if (run_.launch.processes() || reports()) *run_.iteration = progress_.iteration + 1;
     const double lr = run_.schedule.lr.lr(progress_.scheduled_samples);
+    if (trace_) trace_->before_step(summary_.steps + 1);
     const Clock::time_point start = Clock::now();
-    const StepResult result = engine_.train_step(
-        {.iteration = progress_.iteration + 1,
-         .microbatches = shape.microbatches(),
-         .filled_microbatches = (shape.global_batch + shape.micro_batch - 1) / shape.micro_batch,
-         .source = source,
-         .lr = lr,
-         .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
-         .stop_requested = run_.signals->received() != 0});
+    const StepResult result =
+        traced_step({.iteration = progress_.iteration + 1,
+                     .microbatches = shape.microbatches(),
+                     .filled_microbatches = (shape.global_batch + shape.micro_batch - 1) / shape.micro_batch,
+                     .source = source,
+                     .lr = lr,
+                     .weight_decay = run_.schedule.weight_decay.weight_decay(progress_.scheduled_samples),
+                     .stop_requested = run_.signals->received() != 0});
     const double seconds = seconds_since(start);
     ++progress_.iteration;
     progress_.consumed_samples += shape.global_batch;
@@ -119,9 +126,18 @@ class RankRun {
     summary_.iteration = progress_.iteration;
     summary_.loss = result.loss;
     ++summary_.steps;
+    if (trace_ && trace_->ends_with(summary_.steps)) {
+      engine_.flush();  // what the last step has started ends in the timeline
+      trace_->write();
+    }
     const std::optional<double> validation = evaluation_if_due();
     if (reports()) report(result, shape, lr, seconds, validation);
     save_and_stop_if_due(result);
+  }
+
+  StepResult traced_step(const StepInput& input) {
+    const TraceScope traced(lane_.tools, "step");
+    return engine_.train_step(input);
   }
 
   void report(const StepResult& result, const BatchShape& shape, double lr, double seconds,
@@ -174,6 +190,7 @@ class RankRun {
   }
 
   void save() {
+    const TraceScope traced(lane_.tools, "save");
     const std::string folder =
         save_run(config_, run_.data, run_.schedule, lane_, groups_, engine_, progress_);
     if (reports()) log_info("saved {}", folder);
@@ -181,6 +198,7 @@ class RankRun {
 
   // Mean loss over the first `samples` validation samples (all of them at most).
   double evaluate(std::int64_t samples) {
+    const TraceScope traced(lane_.tools, "evaluation");
     const std::int64_t micro = config_.training.micro_batch_size;
     const std::int64_t dp = mesh_.size(Axis::kDp);
     samples = std::min(samples, run_.data.validation->samples());
@@ -193,6 +211,7 @@ class RankRun {
 
   void finish() {
     engine_.flush();
+    if (trace_) trace_->finish(summary_.steps);
     if (train_seconds_ > 0)
       summary_.tokens_per_second = static_cast<double>(trained_tokens_) / train_seconds_;
     if (!reports()) return;
@@ -226,6 +245,7 @@ class RankRun {
   const Groups& groups_;
   Engine engine_;
   std::unique_ptr<SampleReader> training_, validation_;
+  std::optional<StepTrace> trace_;
   Progress progress_;
   TrainSummary summary_;
   std::optional<ProgressReporter> reporter_;
@@ -357,7 +377,7 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
       device.world(world, EngineOptions::from(config), microbatches_of(config),
                    run.data.validation != nullptr, config.parallel.distributed_timeout_seconds),
       layout);
-  RankRun rank(run, device.lane(), groups);
+  RankRun rank(run, device.lane(), groups, world);
   TrainSummary summary = rank.train();
   summary.planned_bytes = device.arena().capacity();
   summary.touched_bytes = device.arena().touched();
@@ -385,6 +405,9 @@ TrainSummary run_training(TrainConfig config) {
   SaveGuard guard;
   if (launch.first()) {
     if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
+    if (!config.log.trace.empty())
+      check_output("--trace", config.log.trace,
+                   {config.data.batches, config.data.text_file, config.log.metrics});
     guard = prepare_save_folder(config);
     describe(config, plans);
   }

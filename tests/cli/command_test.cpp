@@ -146,6 +146,45 @@ TEST_F(CommandLine, AResultNeverReplacesItsInput) {
   EXPECT_EQ(read_file(text), "the cat and the hat");
 }
 
+TEST_F(CommandLine, ATimelineOfSomeSteps) {
+  const std::string tokens = path("tokens.safetensors"), trace = path("trace.json");
+  std::vector<std::int32_t> ids(64, 1);
+  write_safetensors(tokens, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, {4, 2, 8})},
+                             {"labels", Tensor::borrow(ids.data(), DType::kI32, {4, 2, 8})}});
+  const auto train = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"train", "--batches",
+                                     tokens,  "--lr",
+                                     "1e-3",  "--num-layers",
+                                     "2",     "--hidden-size",
+                                     "8",     "--num-attention-heads",
+                                     "2",     "--vocab-size",
+                                     "16",    "--ranks",
+                                     "2",     "--device",
+                                     "cpu"};
+    args.insert(args.end(), more.begin(), more.end());
+    return weft(args);
+  };
+  for (const auto& [option, value] : {std::pair{"--trace-start-step", "0"}, {"--trace-steps", "0"}}) {
+    const Ran ran = train({"--trace", trace, option, value});
+    EXPECT_EQ(ran.status, 2);
+    EXPECT_NE(ran.err.find(std::string(option) + " 0"), std::string::npos) << ran.err;
+  }
+  const std::string nowhere = path("none/trace.json");
+  const Ran missing = train({"--trace", nowhere});
+  EXPECT_EQ(missing.status, 2);
+  EXPECT_NE(missing.err.find("--trace " + nowhere), std::string::npos) << missing.err;
+  EXPECT_EQ(files(), 1u);  // the tokens
+
+  const Ran ran = train({"--trace", trace});
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_NE(ran.err.find("wrote the timeline of 2 steps to " + trace), std::string::npos) << ran.err;
+  const std::string text = read_file(trace);
+  for (const char* part : {"\"traceEvents\":[", "rank 1 (tp 0, pp 0, dp 1)", "forward mb 0 chunk 0"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  }
+  EXPECT_NE(weft({"train", "--help"}).out.find("--trace FILE.json"), std::string::npos);
+}
+
 // Far more than any machine has: refused by the numbers, before anything is built or touched.
 TEST_F(CommandLine, AModelBeyondTheMachinesMemoryIsRefused) {
   const std::string tokens = path("tokens.safetensors");

@@ -45,6 +45,7 @@ TEST(Config, EachContradictionNamesItsOptionsAndNumbers) {
   } cases[] = {
       {[](auto& c) { c.model.hidden_size = 30; }, {"--hidden-size 30", "--num-attention-heads 4"}},
       {[](auto& c) { c.training.fp16 = c.training.bf16 = true; }, {"--bf16", "--fp16"}},
+      {[](auto& c) { c.log.trace = c.log.metrics = "run.json"; }, {"--metrics run.json", "--trace run.json"}},
       {[](auto& c) {
          c.data.seq_length = 32;
          c.model.max_position_embeddings = 16;

@@ -11,8 +11,8 @@ namespace {
 class ToyDevice final : public DeviceTools {
  public:
   void trace(bool) override {}
-  void begin_traced(OperationCost) override {}
-  void end_traced() override {}
+  std::size_t begin_traced(TracedOperation, Stream) override { return 0; }
+  void end_traced(std::size_t, Stream) override {}
   std::vector<TracedOperation> traced() override { return {}; }
 
   void operation(const std::string& name) { (recorded_ != nullptr ? *recorded_ : done).push_back(name); }

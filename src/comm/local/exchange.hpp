@@ -63,7 +63,8 @@ struct Exchange {
   std::size_t missing;
   bool withdrawn = false;  // a participant has left: must never run
   Stage stage = Stage::kOpen;
-  std::chrono::steady_clock::time_point due{};  // not done before, by the link model
+  std::chrono::steady_clock::time_point due{};    // not done before, by the link model
+  std::chrono::steady_clock::time_point ended{};  // when it was done, the link model left aside
   // What a split has made: each rank's new group (null where it joins none) and its rank there.
   std::vector<std::pair<std::shared_ptr<Group>, int>> split;
 };

@@ -129,6 +129,7 @@ void Group::run(Exchange& exchange) {
   {
     const std::lock_guard lock(mutex_);
     exchange.stage = error ? Stage::kFailed : Stage::kDone;
+    exchange.ended = Clock::now();
   }
   changed_.notify_all();
   if (error) throw *error;

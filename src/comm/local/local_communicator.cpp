@@ -1,14 +1,16 @@
 #include "comm/local/local_communicator.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/calls.hpp"
+#include "comm/host_operation.hpp"
 
 namespace weft::local {
 namespace {
 
 // One rank's part in the exchanges of one call. Holds the tensors until they are its own again.
-class LocalOperation : public Operation {
+class LocalOperation : public HostOperation {
  public:
   LocalOperation(std::shared_ptr<Group> group, int rank, std::vector<Tensor> held)
       : group_(std::move(group)), rank_(rank), held_(std::move(held)) {}
@@ -18,9 +20,14 @@ class LocalOperation : public Operation {
 
   void add(std::shared_ptr<Exchange> exchange) { exchanges_.push_back(std::move(exchange)); }
 
-  void wait(Lane&) override {
-    for (const auto& exchange : exchanges_) group_->await(rank_, *exchange);
+  void wait(Lane& lane) override {
+    Time done{};
+    for (const auto& exchange : exchanges_) {
+      group_->await(rank_, *exchange);
+      done = std::max({done, exchange->ended, exchange->due});
+    }
     finished_ = true;
+    ended(lane, done);
   }
   void cancel() noexcept override {
     group_->world().leave(group_->world_rank(rank_), text() + " was cancelled by an exception");
@@ -80,25 +87,25 @@ class LocalCommunicator : public Communicator {
   std::uint64_t bytes_sent() const override { return bytes_; }
   bool aborted() const override { return group_->world().aborted(); }
 
-  Async<Tensor> all_reduce(Lane&, const Tensor& x, ReduceOp op) override {
+  Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op) override {
     Call call = make(Kind::kAllReduce, x, calls::all_reduce(who(), x));
     call.op = op;
     call.in = {View(x)};
-    return start(std::move(call), x, {x});
+    return start(lane, std::move(call), x, {x});
   }
-  Async<Tensor> all_gather_into(Lane&, const Tensor& shard, const Tensor& full) override {
+  Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) override {
     Call call = make(Kind::kAllGather, shard, calls::all_gather(who(), shard, full));
     call.in = {View(shard)};
     call.out = equal_parts(full, size());
-    return start(std::move(call), full, {shard, full});
+    return start(lane, std::move(call), full, {shard, full});
   }
-  Async<Tensor> reduce_scatter_into(Lane&, const Tensor& full, const Tensor& shard) override {
+  Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) override {
     Call call = make(Kind::kReduceScatter, shard, calls::reduce_scatter(who(), full, shard));
     call.in = equal_parts(full, size());
     call.out = {View(shard)};
-    return start(std::move(call), shard, {full, shard});
+    return start(lane, std::move(call), shard, {full, shard});
   }
-  Async<Tensor> all_to_all_into(Lane&, const Tensor& send, const std::vector<std::int64_t>& send_rows,
+  Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
                                 const Tensor& receive,
                                 const std::vector<std::int64_t>& receive_rows) override {
     Call call = make(Kind::kAllToAll, send, calls::all_to_all(who(), send, send_rows, receive, receive_rows));
@@ -107,13 +114,13 @@ class LocalCommunicator : public Communicator {
     call.receive_rows = receive_rows;
     call.in = parts_of(send, send_rows);
     call.out = parts_of(receive, receive_rows);
-    return start(std::move(call), receive, {send, receive});
+    return start(lane, std::move(call), receive, {send, receive});
   }
-  Async<Tensor> broadcast(Lane&, const Tensor& x, int root) override {
+  Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override {
     Call call = make(Kind::kBroadcast, x, calls::broadcast(who(), x, root));
     call.root = root;
     call.in = {View(x)};
-    return start(std::move(call), x, {x});
+    return start(lane, std::move(call), x, {x});
   }
   Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives) override;
@@ -134,9 +141,11 @@ class LocalCommunicator : public Communicator {
     call.bytes_sent = bytes;
     return call;
   }
-  Async<Tensor> start(Call call, const Tensor& result, std::vector<Tensor> held) {
+  Async<Tensor> start(const Lane& lane, Call call, const Tensor& result, std::vector<Tensor> held) {
     bytes_ += call.bytes_sent;
+    const std::uint64_t bytes = call.bytes_sent > 0 ? call.bytes_sent : result.bytes();
     auto operation = std::make_unique<LocalOperation>(group_, rank_, std::move(held));
+    operation->started(lane, *this, name_of(call.kind), bytes);
     operation->add(group_->join(rank_, std::move(call)));
     return Async<Tensor>(result, std::move(operation));
   }
@@ -146,7 +155,7 @@ class LocalCommunicator : public Communicator {
   std::uint64_t bytes_ = 0;
 };
 
-Async<std::vector<Tensor>> LocalCommunicator::send_receive(Lane&, const std::vector<Message>& sends,
+Async<std::vector<Tensor>> LocalCommunicator::send_receive(Lane& lane, const std::vector<Message>& sends,
                                                            const std::vector<Message>& receives) {
   bytes_ += calls::send_receive(who(), sends, receives);
   std::vector<Tensor> held, received;
@@ -156,6 +165,7 @@ Async<std::vector<Tensor>> LocalCommunicator::send_receive(Lane&, const std::vec
     received.push_back(m.tensor);
   }
   auto operation = std::make_unique<LocalOperation>(group_, rank_, std::move(held));
+  operation->started(lane, *this, calls::name_of(sends, receives), calls::bytes_of(sends, receives));
   for (const Message& m : sends) {
     Call call = make(Kind::kSend, m.tensor, m.peer == rank_ ? 0 : m.tensor.bytes());
     call.in = {View(m.tensor)};

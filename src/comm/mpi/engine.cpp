@@ -334,6 +334,7 @@ void Engine::retire(Task& task) {
   {
     const std::lock_guard lock(mutex_);
     keep->done_ = true;
+    keep->ended_ = Clock::now();
   }
   changed_.notify_all();
 }

@@ -68,6 +68,8 @@ class Task {
 
   const Group& group() const { return *group_; }
   std::uint64_t sequence() const { return sequence_; }
+  // Once it has been awaited.
+  std::chrono::steady_clock::time_point ended() const { return ended_; }
 
  protected:
   std::shared_ptr<const Group> group_;
@@ -81,6 +83,7 @@ class Task {
   // Guarded by the engine's mutex.
   std::vector<bool> joined_;
   bool done_ = false;
+  Time ended_{};                 // when it was done
   Time deadline_ = Time::max();  // while the rank waits for it
 };
 

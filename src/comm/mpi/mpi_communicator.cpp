@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/calls.hpp"
+#include "comm/host_operation.hpp"
 #include "comm/mpi/tasks.hpp"
 
 namespace weft::mpi {
@@ -15,7 +16,7 @@ namespace {
 constexpr std::size_t kPieceBytes = std::size_t{1} << 19;
 
 // This rank's part in one call. Holds the tensors until they are its own again.
-class MpiOperation : public Operation {
+class MpiOperation : public HostOperation {
  public:
   // `packed`: copies that several tasks share, unpacked at the end.
   MpiOperation(std::shared_ptr<Engine> engine, std::vector<Tensor> held, Moves packed = {},
@@ -30,10 +31,15 @@ class MpiOperation : public Operation {
     engine_->submit(std::move(task));
   }
 
-  void wait(Lane&) override {
-    for (const auto& task : tasks_) engine_->await(*task);
+  void wait(Lane& lane) override {
+    Time done{};
+    for (const auto& task : tasks_) {
+      engine_->await(*task);
+      done = std::max(done, task->ended());
+    }
     unpack(packed_, dtype_);
     finished_ = true;
+    ended(lane, done);
   }
   void cancel() noexcept override { leave(); }
   void dropped() noexcept override {
@@ -149,9 +155,15 @@ class MpiCommunicator : public Communicator {
     const std::int64_t rows = x.dim(0) / size();
     return View(x.slice(r * rows, rows));
   }
-  Async<Tensor> start(Call call, Moves moves, const Tensor& result, std::vector<Tensor> held) {
+  void trace(const Lane& lane, MpiOperation& operation, const Call& call, const Tensor& result) const {
+    operation.started(lane, *this, local::name_of(call.kind),
+                      call.bytes_sent > 0 ? call.bytes_sent : result.bytes());
+  }
+  Async<Tensor> start(const Lane& lane, Call call, Moves moves, const Tensor& result,
+                      std::vector<Tensor> held) {
     bytes_ += call.bytes_sent;
     auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+    trace(lane, *operation, call, result);
     operation->add(std::make_shared<Collective>(group_, next_++, std::move(call), std::move(moves)));
     return Async<Tensor>(result, std::move(operation));
   }
@@ -159,10 +171,11 @@ class MpiCommunicator : public Communicator {
   // carry the whole call, so that calls that differ are named as such. What they are is a matter of sizes
   // alone, which are the same on all ranks: strided memory goes through `packed`.
   template <class Make>
-  Async<Tensor> start_pieces(Call call, std::int64_t elems, std::int64_t step, const Tensor& result,
-                             std::vector<Tensor> held, Moves packed, const Make& make) {
+  Async<Tensor> start_pieces(const Lane& lane, Call call, std::int64_t elems, std::int64_t step,
+                             const Tensor& result, std::vector<Tensor> held, Moves packed, const Make& make) {
     bytes_ += call.bytes_sent;
     auto operation = std::make_unique<MpiOperation>(engine_, std::move(held), std::move(packed), call.dtype);
+    trace(lane, *operation, call, result);
     for (std::int64_t begin = 0; begin < elems; begin += step) {
       const std::int64_t count = std::min(step, elems - begin);
       operation->add(std::make_shared<Collective>(group_, next_++, call,
@@ -189,7 +202,7 @@ class MpiCommunicator : public Communicator {
   std::uint64_t bytes_ = 0;
 };
 
-Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
+Async<Tensor> MpiCommunicator::all_reduce(Lane& lane, const Tensor& x, ReduceOp op) {
   Call call = make(Kind::kAllReduce, x, calls::all_reduce(who(), x));
   call.op = op;
   Moves moves = empty_moves();
@@ -205,7 +218,7 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
       moves.receives[static_cast<std::size_t>(r)] = piece_of(reduction.inputs.back(), x.bytes());
     }
     moves.reduction = std::move(reduction);
-    return start(std::move(call), std::move(moves), x, {x});
+    return start(lane, std::move(call), std::move(moves), x, {x});
   }
 
   const Piece all = packer.source(view);
@@ -217,7 +230,7 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
   if (x.bytes() > kPieceBytes * group_->ranks.size()) {
     // In pieces, each a reduction of its own: the sums are the same, and the memory beside them is bounded.
     const std::int64_t step = static_cast<std::int64_t>(kPieceBytes / bytes_of(x.dtype())) * size();
-    return start_pieces(std::move(call), x.elems(), step, x, {x}, std::move(moves),
+    return start_pieces(lane, std::move(call), x.elems(), step, x, {x}, std::move(moves),
                         [this, packed, dtype = x.dtype()](std::int64_t begin, std::int64_t count) {
                           return reduced(flat(packed, begin, count, dtype), dtype);
                         });
@@ -225,7 +238,7 @@ Async<Tensor> MpiCommunicator::all_reduce(Lane&, const Tensor& x, ReduceOp op) {
   Moves reduction = reduced(packed, x.dtype());
   for (Staging::Buffer& buffer : moves.buffers) reduction.buffers.push_back(std::move(buffer));
   reduction.unpack = std::move(moves.unpack);
-  return start(std::move(call), std::move(reduction), x, {x});
+  return start(lane, std::move(call), std::move(reduction), x, {x});
 }
 
 // Elements [begin, begin + count) of contiguous memory, in one row.
@@ -258,7 +271,7 @@ Moves MpiCommunicator::reduced(const View& x, DType dtype) const {
   return moves;
 }
 
-Async<Tensor> MpiCommunicator::all_gather_into(Lane&, const Tensor& shard, const Tensor& full) {
+Async<Tensor> MpiCommunicator::all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) {
   Call call = make(Kind::kAllGather, shard, calls::all_gather(who(), shard, full));
   Moves moves = empty_moves();
   Packer packer(engine_->staging(), moves, shard.dtype());
@@ -272,10 +285,10 @@ Async<Tensor> MpiCommunicator::all_gather_into(Lane&, const Tensor& shard, const
     moves.sends[static_cast<std::size_t>(r)] = own;
     moves.receives[static_cast<std::size_t>(r)] = packer.target(to);
   }
-  return start(std::move(call), std::move(moves), full, {shard, full});
+  return start(lane, std::move(call), std::move(moves), full, {shard, full});
 }
 
-Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane&, const Tensor& full, const Tensor& shard) {
+Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) {
   Call call = make(Kind::kReduceScatter, shard, calls::reduce_scatter(who(), full, shard));
   std::vector<View> parts;
   for (int r = 0; r < size(); ++r) parts.push_back(part(full, r));
@@ -288,14 +301,14 @@ Async<Tensor> MpiCommunicator::reduce_scatter_into(Lane&, const Tensor& full, co
     for (View& p : parts) p.data = packer.source(p).data;
     View sum = own;
     sum.data = packer.target(own).data;
-    return start_pieces(std::move(call), shard.elems(), step, shard, {full, shard}, std::move(packed),
+    return start_pieces(lane, std::move(call), shard.elems(), step, shard, {full, shard}, std::move(packed),
                         [this, parts, sum, dtype](std::int64_t begin, std::int64_t count) {
                           std::vector<View> some;
                           for (const View& p : parts) some.push_back(flat(p, begin, count, dtype));
                           return scattered(some, flat(sum, begin, count, dtype), dtype);
                         });
   }
-  return start(std::move(call), scattered(parts, own, dtype), shard, {full, shard});
+  return start(lane, std::move(call), scattered(parts, own, dtype), shard, {full, shard});
 }
 
 // Each rank's part to its owner, who sums what it has been sent.
@@ -314,7 +327,7 @@ Moves MpiCommunicator::scattered(const std::vector<View>& parts, const View& own
   return moves;
 }
 
-Async<Tensor> MpiCommunicator::all_to_all_into(Lane&, const Tensor& send,
+Async<Tensor> MpiCommunicator::all_to_all_into(Lane& lane, const Tensor& send,
                                                const std::vector<std::int64_t>& send_rows,
                                                const Tensor& receive,
                                                const std::vector<std::int64_t>& receive_rows) {
@@ -340,10 +353,10 @@ Async<Tensor> MpiCommunicator::all_to_all_into(Lane&, const Tensor& send,
     from += send_rows[r];
     to += receive_rows[r];
   }
-  return start(std::move(call), std::move(moves), receive, {send, receive});
+  return start(lane, std::move(call), std::move(moves), receive, {send, receive});
 }
 
-Async<Tensor> MpiCommunicator::broadcast(Lane&, const Tensor& x, int root) {
+Async<Tensor> MpiCommunicator::broadcast(Lane& lane, const Tensor& x, int root) {
   Call call = make(Kind::kBroadcast, x, calls::broadcast(who(), x, root));
   call.root = root;
   Moves moves = empty_moves();
@@ -356,10 +369,10 @@ Async<Tensor> MpiCommunicator::broadcast(Lane&, const Tensor& x, int root) {
   } else {
     moves.receives[static_cast<std::size_t>(root)] = packer.target(View(x));
   }
-  return start(std::move(call), std::move(moves), x, {x});
+  return start(lane, std::move(call), std::move(moves), x, {x});
 }
 
-Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane&, const std::vector<Message>& sends,
+Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane& lane, const std::vector<Message>& sends,
                                                          const std::vector<Message>& receives) {
   bytes_ += calls::send_receive(who(), sends, receives);
   std::vector<Tensor> held, received;
@@ -369,6 +382,7 @@ Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane&, const std::vecto
     received.push_back(m.tensor);
   }
   auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+  operation->started(lane, *this, calls::name_of(sends, receives), calls::bytes_of(sends, receives));
   const auto add = [&](Kind kind, const Message& m, std::uint64_t sequence) {
     Call call = make(kind, m.tensor, 0);
     const View view(m.tensor);

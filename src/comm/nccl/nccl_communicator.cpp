@@ -224,6 +224,7 @@ class NcclOperation final : public Operation {
     state_->finished(ended_);
   }
   void cancel() noexcept override { state_->finished(ended_); }
+  std::string name() const override { return what_; }
   void dropped() noexcept override {
     std::fputs(fmt::format("weft: {} was started, but its result was never waited for\n", what_).c_str(),
                stderr);
@@ -284,8 +285,8 @@ class NcclCommunicator final : public Communicator {
 
   Async<Tensor> all_reduce(Lane& lane, const Tensor& x, ReduceOp op) override {
     if (on_host(x)) return host().all_reduce(lane, x, op);
-    bytes_ += calls::all_reduce(who(), x);
-    return start(lane, "all_reduce", x, {x}, [&] {
+    const std::uint64_t sent = calls::all_reduce(who(), x);
+    return start(lane, "all_reduce", sent, x, {x}, [&] {
       for_blocks(x, [&](std::byte* at, std::size_t count) {
         must(ncclAllReduce(at, at, count, type_of(x.dtype()), op == ReduceOp::kMax ? ncclMax : ncclSum, comm_,
                            stream_),
@@ -295,8 +296,8 @@ class NcclCommunicator final : public Communicator {
   }
   Async<Tensor> all_gather_into(Lane& lane, const Tensor& shard, const Tensor& full) override {
     if (on_host(shard)) return host().all_gather_into(lane, shard, full);
-    bytes_ += calls::all_gather(who(), shard, full);
-    return start(lane, "all_gather", full, {shard, full}, [&] {
+    const std::uint64_t sent = calls::all_gather(who(), shard, full);
+    return start(lane, "all_gather", sent, full, {shard, full}, [&] {
       if (shard.contiguous() && full.contiguous()) {
         must(ncclAllGather(shard.raw(), full.raw(), elems(shard), type_of(shard.dtype()), comm_, stream_),
              "all_gather");
@@ -311,8 +312,8 @@ class NcclCommunicator final : public Communicator {
   }
   Async<Tensor> reduce_scatter_into(Lane& lane, const Tensor& full, const Tensor& shard) override {
     if (on_host(shard)) return host().reduce_scatter_into(lane, full, shard);
-    bytes_ += calls::reduce_scatter(who(), full, shard);
-    return start(lane, "reduce_scatter", shard, {full, shard}, [&] {
+    const std::uint64_t sent = calls::reduce_scatter(who(), full, shard);
+    return start(lane, "reduce_scatter", sent, shard, {full, shard}, [&] {
       if (shard.contiguous() && full.contiguous()) {
         must(ncclReduceScatter(full.raw(), shard.raw(), elems(shard), type_of(shard.dtype()), ncclSum, comm_,
                                stream_),
@@ -331,8 +332,8 @@ class NcclCommunicator final : public Communicator {
                                 const Tensor& receive,
                                 const std::vector<std::int64_t>& receive_rows) override {
     if (on_host(send)) return host().all_to_all_into(lane, send, send_rows, receive, receive_rows);
-    bytes_ += calls::all_to_all(who(), send, send_rows, receive, receive_rows);
-    return start(lane, "all_to_all", receive, {send, receive}, [&] {
+    const std::uint64_t sent = calls::all_to_all(who(), send, send_rows, receive, receive_rows);
+    return start(lane, "all_to_all", sent, receive, {send, receive}, [&] {
       std::int64_t from = 0, to = 0;
       for (int r = 0; r < size(); ++r) {
         const auto i = static_cast<std::size_t>(r);
@@ -349,8 +350,8 @@ class NcclCommunicator final : public Communicator {
   }
   Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override {
     if (on_host(x)) return host().broadcast(lane, x, root);
-    bytes_ += calls::broadcast(who(), x, root);
-    return start(lane, "broadcast", x, {x}, [&] {
+    const std::uint64_t sent = calls::broadcast(who(), x, root);
+    return start(lane, "broadcast", sent, x, {x}, [&] {
       for_blocks(x, [&](std::byte* at, std::size_t count) {
         must(ncclBroadcast(at, at, count, type_of(x.dtype()), root, comm_, stream_), "broadcast");
       });
@@ -358,14 +359,14 @@ class NcclCommunicator final : public Communicator {
   }
   Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives) override {
-    bytes_ += calls::send_receive(who(), sends, receives);
+    const std::uint64_t sent = calls::send_receive(who(), sends, receives);
     std::vector<Tensor> held, received;
     for (const Message& m : sends) held.push_back(m.tensor);
     for (const Message& m : receives) {
       held.push_back(m.tensor);
       received.push_back(m.tensor);
     }
-    return start(lane, "send_receive", received, std::move(held), [&] {
+    return start(lane, calls::name_of(sends, receives), sent, received, std::move(held), [&] {
       for (const Message& m : sends) {
         for_blocks(m.tensor, [&](std::byte* at, std::size_t count) {
           must(ncclSend(at, count, type_of(m.tensor.dtype()), m.peer, comm_, stream_), "send");
@@ -463,16 +464,28 @@ class NcclCommunicator final : public Communicator {
   }
 
   template <class T, class Enqueue>
-  Async<T> start(Lane& lane, const char* call, const T& result, std::vector<Tensor> held,
+  Async<T> start(Lane& lane, const char* call, std::uint64_t sent, const T& result, std::vector<Tensor> held,
                  const Enqueue& enqueue) {
+    bytes_ += sent;
     state_->check_alive();
     const cudaEvent_t begun = state_->events().take(), ended = state_->events().take();
     check(cudaEventRecord(begun, stream_of(lane)), "record an event");
     check(cudaStreamWaitEvent(stream_, begun, 0), "order a collective");
     state_->events().give(begun);
-    must(ncclGroupStart(), call);
-    enqueue();
-    must(ncclGroupEnd(), call);
+    {
+      const TraceScope traced(
+          lane.tools, call,
+          [&] {
+            const std::uint64_t bytes = sent > 0 || held.empty() ? sent : held.front().bytes();
+            TracedOperation what = on_row(TraceRow::kGroup, call, static_cast<double>(bytes));
+            what.group = this->name();
+            return what;
+          },
+          Stream{stream_});
+      must(ncclGroupStart(), call);
+      enqueue();
+      must(ncclGroupEnd(), call);
+    }
     check(cudaEventRecord(ended, stream_), "record an event");
     std::string what = fmt::format("{}: {} {}", full_name(), call, sequence_++);
     state_->started(ended, what);

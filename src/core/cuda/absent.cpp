@@ -1,5 +1,6 @@
-// Stands in for gpu.cpp in builds without CUDA.
+// Stands in for gpu.cpp and profiler.cpp in builds without CUDA.
 #include "core/gpu.hpp"
+#include "core/profiler.hpp"
 
 namespace weft {
 
@@ -26,6 +27,10 @@ GpuMemory gpu_memory(int) {
 std::size_t gpu_bytes_in_use(int) {
   return 0;
 }
+
+void profiler_push(const char*) {}
+
+void profiler_pop() {}
 
 std::unique_ptr<Arena> gpu_arena(int, std::size_t, const TooLittleText&) {
   fail("{}", find_gpus().why_none);

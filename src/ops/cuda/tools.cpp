@@ -1,7 +1,9 @@
 #include "ops/cuda/tools.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <iterator>
 
 namespace weft::ops::cuda {
 
@@ -46,31 +48,41 @@ Trace::~Trace() {
   }
 }
 
-void Trace::start(cudaStream_t stream) {
+DeviceTools::HostTime Trace::start(cudaStream_t stream) {
+  using Clock = std::chrono::steady_clock;
   check(cudaEventCreate(&start_), "make an event");
+  check(cudaStreamSynchronize(stream), "wait for the device");
+  // The stream is empty, so the event comes between these two times, which are microseconds apart.
+  const Clock::time_point before = Clock::now();
   check(cudaEventRecord(start_, stream), "record an event");
+  check(cudaEventSynchronize(start_), "wait for an event");
+  return before + (Clock::now() - before) / 2;
 }
 
-void Trace::begin(cudaStream_t stream, OperationCost cost) {
-  Entry& entry = entries_.emplace_back(Entry{std::move(cost)});
+std::size_t Trace::begin(cudaStream_t stream, TracedOperation what) {
+  Entry& entry = entries_.emplace_back(Entry{std::move(what)});
   check(cudaEventCreate(&entry.begin), "make an event");
   check(cudaEventRecord(entry.begin, stream), "record an event");
+  return entries_.size() - 1;
 }
 
-void Trace::end(cudaStream_t stream) {
+void Trace::end(cudaStream_t stream, std::size_t which) {
   // Called by a destructor: an error shows where the next call finds it.
-  Entry& entry = entries_.back();
+  Entry& entry = entries_[which];
   if (cudaEventCreate(&entry.end) == cudaSuccess) cudaEventRecord(entry.end, stream);
 }
 
 std::vector<TracedOperation> Trace::results() {
   std::vector<TracedOperation> all;
   for (const Entry& entry : entries_) {
-    float begin = 0, length = 0;
+    // Both from one start: what lies within another operation does so after rounding too.
+    float begin = 0, end = 0;
     check(cudaEventSynchronize(entry.end), "wait for a trace");
     check(cudaEventElapsedTime(&begin, start_, entry.begin), "read a trace");
-    check(cudaEventElapsedTime(&length, entry.begin, entry.end), "read a trace");
-    all.push_back({entry.cost, 1e3 * static_cast<double>(begin), 1e3 * static_cast<double>(length)});
+    check(cudaEventElapsedTime(&end, start_, entry.end), "read a trace");
+    all.push_back(entry.what);
+    all.back().start = 1e3 * static_cast<double>(begin);
+    all.back().end = 1e3 * static_cast<double>(end);
   }
   return all;
 }
@@ -78,11 +90,16 @@ std::vector<TracedOperation> Trace::results() {
 void Tools::trace(bool on) {
   tracing_ = on;
   tracing = on ? std::make_unique<Trace>() : nullptr;
-  if (on) tracing->start(stream);
+  seen_.clear();
+  if (on) began_ = tracing->start(stream);
 }
 
 std::vector<TracedOperation> Tools::traced() {
-  return tracing != nullptr ? tracing->results() : std::vector<TracedOperation>{};
+  std::vector<TracedOperation> all = seen_;
+  if (tracing == nullptr) return all;
+  std::vector<TracedOperation> on_device = tracing->results();
+  std::move(on_device.begin(), on_device.end(), std::back_inserter(all));
+  return all;
 }
 
 namespace {

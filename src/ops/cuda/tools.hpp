@@ -45,14 +45,15 @@ class Staging {
 class Trace {
  public:
   ~Trace();
-  void start(cudaStream_t stream);
-  void begin(cudaStream_t stream, OperationCost cost);
-  void end(cudaStream_t stream);
+  // Waits for the stream; returns the host's time of the start.
+  DeviceTools::HostTime start(cudaStream_t stream);
+  std::size_t begin(cudaStream_t stream, TracedOperation what);
+  void end(cudaStream_t stream, std::size_t which);
   std::vector<TracedOperation> results();
 
  private:
   struct Entry {
-    OperationCost cost;
+    TracedOperation what;
     cudaEvent_t begin = nullptr, end = nullptr;
   };
   std::vector<Entry> entries_;
@@ -72,8 +73,10 @@ class Tools final : public DeviceTools {
   Tools& operator=(const Tools&) = delete;
 
   void trace(bool on) override;
-  void begin_traced(OperationCost cost) override { tracing->begin(stream, std::move(cost)); }
-  void end_traced() override { tracing->end(stream); }
+  std::size_t begin_traced(TracedOperation what, Stream on) override {
+    return tracing->begin(stream_or_own(on), std::move(what));
+  }
+  void end_traced(std::size_t which, Stream on) override { tracing->end(stream_or_own(on), which); }
   std::vector<TracedOperation> traced() override;
   std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
 
@@ -85,6 +88,11 @@ class Tools final : public DeviceTools {
   Staging staging;
   std::shared_ptr<GemmPlans> gemms;
   std::shared_ptr<AttentionPlans> attentions;
+
+ private:
+  cudaStream_t stream_or_own(Stream on) const {
+    return on.handle != nullptr ? static_cast<cudaStream_t>(on.handle) : stream;
+  }
 };
 
 inline Tools& tools(const Lane& lane) {

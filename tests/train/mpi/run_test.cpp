@@ -17,6 +17,7 @@
 #include "io/safetensors.hpp"
 #include "support/golden.hpp"
 #include "support/rank.hpp"
+#include "support/timeline.hpp"
 #include "train/metrics.hpp"
 
 namespace weft {
@@ -180,6 +181,28 @@ TEST_F(MpiRun, ProcessesEqualThreadsBitForBit) {
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(a[i].lm_loss, b[i].lm_loss);
       EXPECT_EQ(a[i].grad_norm, b[i].grad_norm);
+    }
+  }
+}
+
+TEST_F(MpiRun, ATimelineHoldsEveryProcess) {
+  const std::string trace = (folder_ / "trace.json").string();
+  const Ended ended =
+      run(mpirun(4) + train(3, fmt::format("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+                                           "--trace {} --trace-start-step 2",
+                                           trace)));
+  ASSERT_EQ(ended.status, 0) << ended.output;
+  const testing::TimelineFile file = testing::read_timeline(trace);
+  EXPECT_EQ(testing::fault_of(file), "");
+  EXPECT_EQ(file.processes.size(), 4u);
+  EXPECT_EQ(file.notes.at("clocks"), "all ranks read one steady clock");
+  for (const auto& [rank, name] : file.processes) {
+    const auto schedule = file.of("schedule", rank);
+    const auto forward = std::count_if(schedule.begin(), schedule.end(),
+                                       [](const auto& e) { return e.name.starts_with("forward "); });
+    EXPECT_EQ(forward, 2 * kRows) << name;
+    for (const char* row : {"tp", "world", "pp.activation.0-1", "waits"}) {
+      EXPECT_FALSE(file.of(row, rank).empty()) << name << " " << row;
     }
   }
 }
