@@ -1,8 +1,12 @@
 // weft bench
 #include <algorithm>
+#include <filesystem>
 
 #include "cli/commands.hpp"
+#include "io/atomic_file.hpp"
+#include "train/bench_op.hpp"
 #include "train/bench_step.hpp"
+#include "train/op_cases.hpp"
 #include "train/options.hpp"
 
 namespace weft {
@@ -15,12 +19,13 @@ std::string profile_table(const BenchStepResult& r) {
       "larger of "
       "its bytes and its products at these rates\n     ms/step    %   calls  us/call  floor us  of floor  "
       "operation\n",
-      r.copy_rate / 1e9, r.product_rate / 1e12);
+      r.ceilings.copy_rate / 1e9, r.ceilings.product_rate / 1e12);
   double sum = 0, floors = 0;
   for (const auto& cost : r.profile) sum += cost.ms;
   for (const auto& cost : r.profile) {
     const double floor =
-        1e3 * std::max(cost.bytes / r.copy_rate, r.product_rate > 0 ? cost.flops / r.product_rate : 0.0);
+        1e3 * std::max(cost.bytes / r.ceilings.copy_rate,
+                       r.ceilings.product_rate > 0 ? cost.flops / r.ceilings.product_rate : 0.0);
     floors += std::min(floor, cost.ms);
     text += fmt::format("{:12.3f} {:4.1f} {:7.0f} {:8.1f} {:9.1f} {:8.2f}x  {}\n", cost.ms,
                         100 * cost.ms / sum, cost.calls, 1e3 * cost.ms / cost.calls, 1e3 * floor / cost.calls,
@@ -62,10 +67,65 @@ int bench_step(Args args) {
   return 0;
 }
 
+enum class BenchDType { kDefault, kFp32, kBf16 };
+
+int bench_op(Args args) {
+  TrainConfig config;
+  BenchOpOptions bench;
+  BenchDType dtype = BenchDType::kDefault;
+  static constexpr const char* kCache = "cache";
+  std::string save;
+  OptionSet options(
+      "weft bench op",
+      "Times operations against their floors: what they must move and multiply, at the rates of a large copy "
+      "and a large matrix product on the same device. Shapes are those of the model and the microbatch that "
+      "the options of weft train say; of them nothing else is used.");
+  options.topic("bench");
+  std::string names;
+  for (const std::string& name : op_names()) names += (names.empty() ? "" : ", ") + name;
+  options.texts("op", bench.ops, "NAME", "of " + names).otherwise("all");
+  options.choice(
+      "dtype", dtype,
+      {{"default", BenchDType::kDefault}, {"fp32", BenchDType::kFp32}, {"bf16", BenchDType::kBf16}},
+      "of operands; default: bf16 on GPUs, else fp32");
+  options.integer("rounds", bench.rounds, {.low = 1}, "runs of each operation, of which the median counts");
+  options.integer("tokens", bench.tokens, {.low = 0}, "rows of activations")
+      .otherwise("--micro-batch-size times --seq-length");
+  options.real("params", bench.parameters, {.low = 0, .high = 1e12}, "parameters that the optimizer visits")
+      .otherwise("the model's");
+  options
+      .text("save-rates", save, "FILE",
+            "write what all operations reach to a file that weft plan reads; without FILE to "
+            "~/.cache/weft/rates/DEVICE.json")
+      .alone_means(kCache);
+  add_train_options(options, config);
+  if (answered(options, options.parse(args, [&] {
+        std::vector<std::string> problems;
+        if (!save.empty() && !bench.ops.empty())
+          problems.emplace_back("--save-rates needs the times of all operations; leave --op out");
+        return problems;
+      })))
+    return 0;
+  if (dtype != BenchDType::kDefault) {
+    config.training.fp32 = dtype == BenchDType::kFp32;
+    config.training.bf16 = dtype == BenchDType::kBf16;
+  }
+  if (!save.empty() && save != kCache) check_output("--save-rates", save);
+  const BenchOpResult result = run_bench_op(config, bench);
+  print(to_string(result));
+  if (save.empty()) return 0;
+  const std::filesystem::path path = save == kCache ? rates_file(result.device) : std::filesystem::path(save);
+  if (path.empty()) config_fail("--save-rates: neither XDG_CACHE_HOME nor HOME says where; give it a FILE");
+  write_rates(path, rates_of(result));
+  print(fmt::format("rates={}\n", path.string()));
+  return 0;
+}
+
 }  // namespace
 
 int run_bench(Args args) {
-  static constexpr Command commands[] = {{"step", "a training step", bench_step}};
+  static constexpr Command commands[] = {{"step", "a training step", bench_step},
+                                         {"op", "operations, against their floors", bench_op}};
   return run_one_of("weft bench", "Times parts of a training run.", commands, args);
 }
 

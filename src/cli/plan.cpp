@@ -72,20 +72,27 @@ TrainConfig with_files(TrainConfig config) {
 
 int run_plan(Args args) {
   TrainConfig config;
-  std::string json;
+  std::string json, rates;
   OptionSet options(
       "weft plan",
-      "Memory of each pipeline rank, what it sends in a step, and the bubble, of a training run "
-      "on any number of ranks. Takes the options of weft train and needs no data: the real step "
+      "Memory of each pipeline rank, what it sends in a step, the bubble, and the time of a step, of a "
+      "training run on any number of ranks. Takes the options of weft train and needs no data: the real step "
       "is run without memory and without messages.");
   add_train_options(options, config);
   options.topic("output");
   options.text("json", json, "FILE",
                "the plan as JSON, in bytes; -: to standard output in place of the tables");
+  options
+      .text("rates", rates, "FILE",
+            "how fast the device is, as weft bench op --save-rates writes it: what the time of a step "
+            "follows from")
+      .otherwise("those saved of this machine's device; else on GPUs figures of an H200");
   if (answered(options, options.parse(args, [&] { return problems_of_plan(options, config); }))) return 0;
 
   if (!json.empty() && json != "-") check_output("--json", json);
-  const RunPlan plan = plan_of_run(with_files(std::move(config)));
+  config = with_files(std::move(config));
+  const EngineOptions engine = EngineOptions::from(config);
+  const RunPlan plan = plan_of_run(config, find_rates(rates, engine.device, engine.dtype));
   print(json == "-" ? to_json(plan) : to_string(plan));
   if (!json.empty() && json != "-") write_file(json, to_json(plan));
   return 0;

@@ -65,7 +65,18 @@ class Communicator {
 
 // The group of one: all operations are done when they return, and copy nothing where input is output.
 std::unique_ptr<Communicator> self_communicator(const std::string& name);
+
+// Sees what planned groups are asked for: from it follows how long a step's messages would take.
+class PlannedMessages {
+ public:
+  virtual ~PlannedMessages() = default;
+  // An operation has been started in which this rank sends so many bytes; its number.
+  virtual std::size_t started(const std::string& group, std::uint64_t bytes) = 0;
+  virtual void waited(std::size_t number) = 0;
+};
 // A group that exists only in the plan: any size and rank, moves nothing, counts bytes. For meta lanes.
-std::unique_ptr<Communicator> planned_communicator(const std::string& name, int rank, int size);
+// `messages`, if not null, outlives the group.
+std::unique_ptr<Communicator> planned_communicator(const std::string& name, int rank, int size,
+                                                   PlannedMessages* messages = nullptr);
 
 }  // namespace weft

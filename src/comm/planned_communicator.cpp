@@ -9,10 +9,18 @@ namespace {
 // Holds the tensors as long as a real operation would, so that the arena sees the same order of releases.
 class PlannedOperation : public Operation {
  public:
-  PlannedOperation(std::vector<Tensor> held, std::shared_ptr<std::string> fault, std::string what)
-      : held_(std::move(held)), fault_(std::move(fault)), what_(std::move(what)) {}
+  PlannedOperation(std::vector<Tensor> held, std::shared_ptr<std::string> fault, std::string what,
+                   PlannedMessages* messages, std::size_t number)
+      : held_(std::move(held)),
+        fault_(std::move(fault)),
+        what_(std::move(what)),
+        messages_(messages),
+        number_(number) {}
 
-  void wait(Lane&) override { held_.clear(); }
+  void wait(Lane&) override {
+    held_.clear();
+    if (messages_ != nullptr) messages_->waited(number_);
+  }
   void cancel() noexcept override {}
   // There is no run to stop: the next call on this group fails.
   void dropped() noexcept override {
@@ -24,11 +32,14 @@ class PlannedOperation : public Operation {
   std::vector<Tensor> held_;
   std::shared_ptr<std::string> fault_;
   std::string what_;
+  PlannedMessages* messages_;
+  std::size_t number_;
 };
 
 class PlannedCommunicator : public Communicator {
  public:
-  PlannedCommunicator(const std::string& name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
+  PlannedCommunicator(const std::string& name, int rank, int size, PlannedMessages* messages)
+      : name_(name), rank_(rank), size_(size), messages_(messages) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -37,37 +48,37 @@ class PlannedCommunicator : public Communicator {
   void barrier(Lane&) override { check_fault(); }
 
   Async<Tensor> all_reduce(Lane&, const Tensor& x, ReduceOp) override {
-    bytes_ += calls::all_reduce(who(), x);
-    return start("all_reduce", x, {x});
+    const std::uint64_t bytes = calls::all_reduce(who(), x);
+    return start("all_reduce", bytes, x, {x});
   }
   Async<Tensor> all_gather_into(Lane&, const Tensor& shard, const Tensor& full) override {
-    bytes_ += calls::all_gather(who(), shard, full);
-    return start("all_gather", full, {shard, full});
+    const std::uint64_t bytes = calls::all_gather(who(), shard, full);
+    return start("all_gather", bytes, full, {shard, full});
   }
   Async<Tensor> reduce_scatter_into(Lane&, const Tensor& full, const Tensor& shard) override {
-    bytes_ += calls::reduce_scatter(who(), full, shard);
-    return start("reduce_scatter", shard, {full, shard});
+    const std::uint64_t bytes = calls::reduce_scatter(who(), full, shard);
+    return start("reduce_scatter", bytes, shard, {full, shard});
   }
   Async<Tensor> all_to_all_into(Lane&, const Tensor& send, const std::vector<std::int64_t>& send_rows,
                                 const Tensor& receive,
                                 const std::vector<std::int64_t>& receive_rows) override {
-    bytes_ += calls::all_to_all(who(), send, send_rows, receive, receive_rows);
-    return start("all_to_all", receive, {send, receive});
+    const std::uint64_t bytes = calls::all_to_all(who(), send, send_rows, receive, receive_rows);
+    return start("all_to_all", bytes, receive, {send, receive});
   }
   Async<Tensor> broadcast(Lane&, const Tensor& x, int root) override {
-    bytes_ += calls::broadcast(who(), x, root);
-    return start("broadcast", x, {x});
+    const std::uint64_t bytes = calls::broadcast(who(), x, root);
+    return start("broadcast", bytes, x, {x});
   }
   Async<std::vector<Tensor>> send_receive(Lane&, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives) override {
-    bytes_ += calls::send_receive(who(), sends, receives);
+    const std::uint64_t bytes = calls::send_receive(who(), sends, receives);
     std::vector<Tensor> held, received;
     for (const Message& m : sends) held.push_back(m.tensor);
     for (const Message& m : receives) {
       held.push_back(m.tensor);
       received.push_back(m.tensor);
     }
-    return start("send_receive", std::move(received), std::move(held));
+    return start("send_receive", bytes, std::move(received), std::move(held));
   }
   std::unique_ptr<Communicator> split(int, int, const std::string& name) override {
     WEFT_CHECK(
@@ -86,24 +97,28 @@ class PlannedCommunicator : public Communicator {
     if (!fault_->empty()) throw Error(*fault_);
   }
   template <class T>
-  Async<T> start(const char* call, T result, std::vector<Tensor> held) {
-    return Async<T>(std::move(result),
-                    std::make_unique<PlannedOperation>(std::move(held), fault_,
-                                                       fmt::format("group '{}': {}", name_, call)));
+  Async<T> start(const char* call, std::uint64_t bytes, T result, std::vector<Tensor> held) {
+    bytes_ += bytes;
+    const std::size_t number = messages_ != nullptr ? messages_->started(name_, bytes) : 0;
+    return Async<T>(std::move(result), std::make_unique<PlannedOperation>(
+                                           std::move(held), fault_,
+                                           fmt::format("group '{}': {}", name_, call), messages_, number));
   }
 
   std::string name_;
   int rank_, size_;
+  PlannedMessages* messages_;
   std::uint64_t bytes_ = 0;
   std::shared_ptr<std::string> fault_ = std::make_shared<std::string>();
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> planned_communicator(const std::string& name, int rank, int size) {
+std::unique_ptr<Communicator> planned_communicator(const std::string& name, int rank, int size,
+                                                   PlannedMessages* messages) {
   WEFT_CHECK(size >= 1 && rank >= 0 && rank < size, "planned group '{}': rank {} of {}", name, rank, size);
   if (size == 1) return self_communicator(name);
-  return std::make_unique<PlannedCommunicator>(name, rank, size);
+  return std::make_unique<PlannedCommunicator>(name, rank, size, messages);
 }
 
 }  // namespace weft

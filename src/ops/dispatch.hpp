@@ -15,31 +15,28 @@ namespace weft::ops {
 
 }  // namespace weft::ops
 
-// WEFT_OPS_RUN(device, twin, lane, arguments...): the call of a twin, on the timeline of a traced lane.
-#define WEFT_OPS_RUN(device_, twin, lane, ...)                                                            \
-  {                                                                                                       \
-    const TraceScope traced(lane.tools, #twin, [&] { return ::weft::ops::cost_of(#twin, __VA_ARGS__); }); \
-    device_::twin(lane, __VA_ARGS__);                                                                     \
-  }
-
 // WEFT_OPS_CUDA(call): the call of a CUDA twin; an Error in a build without them.
 #ifdef WEFT_HAS_CUDA
-#define WEFT_OPS_CUDA(twin, lane, ...) WEFT_OPS_RUN(cuda, twin, lane, __VA_ARGS__)
+#define WEFT_OPS_CUDA(twin, lane, ...) cuda::twin(lane, __VA_ARGS__);
 #else
 #define WEFT_OPS_CUDA(twin, lane, ...) ::weft::ops::no_kernels(#twin, Device{DeviceKind::kCuda, 0});
 #endif
 
-// WEFT_OPS_DISPATCH(lane, twin, arguments...): runs the twin of the lane's device; nothing on a meta lane.
-#define WEFT_OPS_DISPATCH(lane, twin, ...)       \
-  switch ((lane).device().kind) {                \
-    case DeviceKind::kMeta:                      \
-      break;                                     \
-    case DeviceKind::kCpu:                       \
-      WEFT_OPS_RUN(cpu, twin, lane, __VA_ARGS__) \
-      break;                                     \
-    case DeviceKind::kCuda:                      \
-      WEFT_OPS_CUDA(twin, lane, __VA_ARGS__)     \
-      break;                                     \
+// WEFT_OPS_DISPATCH(lane, twin, arguments...): runs the twin of the lane's device; nothing on a meta lane,
+// whose tools may all the same ask for the costs.
+#define WEFT_OPS_DISPATCH(lane, twin, ...)                                                                  \
+  {                                                                                                         \
+    const TraceScope traced((lane).tools, #twin, [&] { return ::weft::ops::cost_of(#twin, __VA_ARGS__); }); \
+    switch ((lane).device().kind) {                                                                         \
+      case DeviceKind::kMeta:                                                                               \
+        break;                                                                                              \
+      case DeviceKind::kCpu:                                                                                \
+        cpu::twin(lane, __VA_ARGS__);                                                                       \
+        break;                                                                                              \
+      case DeviceKind::kCuda:                                                                               \
+        WEFT_OPS_CUDA(twin, lane, __VA_ARGS__)                                                              \
+        break;                                                                                              \
+    }                                                                                                       \
   }
 
 // WEFT_OPS_SIZE(lane, function, arguments...): a size that depends on the device, meta or not.

@@ -12,8 +12,9 @@ struct ElementRange {
   std::int64_t columns = 1;  // of the larger one
 };
 
-// x = std · normal(key, element's index in the larger matrix), see core/rng.hpp; drawn in double. x: matrix or
-// vector of any floating dtype, may be strided. Devices differ by the last bits of their logarithm and sine.
+// x = std · normal(key, element's index in the larger matrix), see core/rng.hpp; drawn in double. x: matrix
+// or vector of any floating dtype, may be strided. Devices differ by the last bits of their logarithm and
+// sine.
 void fill_normal(Lane& lane, const Tensor& x, RandomKey key, double std, const ElementRange& range);
 
 }  // namespace weft::ops

@@ -27,6 +27,7 @@ void Executor::run(Lane& lane, const Program& program) {
   for (const Action& action : program) {
     Stage& stage = *chunks_[static_cast<std::size_t>(action.chunk)];
     const int microbatch = action.microbatch;
+    if (options_.watch) options_.watch(&action);
     const TraceScope traced(lane.tools, to_string(action).c_str(), [&] { return traced_as(action); });
     switch (action.kind) {
       case ActionKind::kForward: {
@@ -56,6 +57,7 @@ void Executor::run(Lane& lane, const Program& program) {
         break;
     }
   }
+  if (options_.watch) options_.watch(nullptr);
   finish(lane, program);
 }
 

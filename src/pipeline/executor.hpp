@@ -1,6 +1,7 @@
 // Executor: runs a program (schedules.hpp) on the stages of a rank.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct ExecutorOptions {
   // only when its data is needed (for measuring; same bits).
   bool overlap = true;
   int sends_in_flight = 2;  // of a channel, at most (see schedules.hpp)
+  // Called before each action, and with null behind the last one.
+  std::function<void(const Action*)> watch;
 };
 
 class Executor {

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
-#include <limits>
 #include <map>
 #include <string>
 
 #include "core/gpu.hpp"
 #include "core/log.hpp"
 #include "ops/elementwise.hpp"
-#include "ops/gemm.hpp"
 #include "train/engine.hpp"
 #include "train/launch.hpp"
 #include "train/plan.hpp"
@@ -28,13 +25,6 @@ using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-// Returns when all that the lane has been given is done.
-void synchronize(Lane& lane) {
-  const Tensor one = lane.alloc(DType::kF64, {1}, "step statistics");
-  ops::fill(lane, one, 0);
-  ops::to_host<double>(lane, one);
 }
 
 class RankBench {
@@ -80,7 +70,7 @@ class RankBench {
       std::fflush(stdout);
     }
     if (options_.profile && lane_.tools != nullptr) {
-      measure_rates(result);
+      result.ceilings = measure_ceilings(lane_, DType::kBF16, CeilingSizes::of(lane_.device().kind));
       result.profile = profile();
     }
     engine_.flush();
@@ -101,44 +91,6 @@ class RankBench {
     ops::from_host(lane_, std::vector<double>{lines}, t);
     groups_.world().all_reduce(lane_, t).wait(lane_);
     return ops::to_host<double>(lane_, t).front() > 0;
-  }
-
-  // Milliseconds of an operation, the fastest of some.
-  template <class Run>
-  double fastest(const Run& run) {
-    double best = std::numeric_limits<double>::max();
-    for (int i = 0; i < 5; ++i) {
-      synchronize(lane_);
-      lane_.tools->trace(true);
-      run();
-      best = std::min(best, lane_.tools->traced().back().duration() / 1e3);
-      lane_.tools->trace(false);
-    }
-    return best;
-  }
-
-  // The ceilings that operations are held against: a copy of memory far larger than the cache, and a product
-  // of square bf16 matrices, of numbers as training has them. As large as the arena has room for now.
-  void measure_rates(BenchStepResult& result) {
-    const std::size_t room = lane_.arena.capacity() - lane_.arena.in_use();
-    const auto elems = static_cast<std::int64_t>(std::min<std::size_t>(room / 8, std::size_t{1} << 28));
-    {
-      const Tensor from = lane_.alloc(DType::kBF16, {elems}, "bench"),
-                   to = lane_.alloc(DType::kBF16, {elems}, "bench");
-      ops::copy(lane_, engine_.buffer().weights().slice(0, std::min(elems, engine_.buffer().elems())),
-                from.slice(0, std::min(elems, engine_.buffer().elems())));
-      const double ms = fastest([&] { ops::copy(lane_, from, to); });
-      result.copy_rate = 2 * static_cast<double>(from.bytes()) / ms * 1e3;
-    }
-    std::int64_t side = 8192;
-    while (side > 256 && static_cast<std::size_t>(side * side) * 10 > room) side /= 2;
-    if (engine_.buffer().elems() < side * side) return;
-    const Tensor weights = engine_.buffer().weights().slice(0, side * side).view({side, side});
-    const Tensor a = ops::cast(lane_, weights, DType::kBF16, "bench"),
-                 b = ops::cast(lane_, weights, DType::kBF16, "bench");
-    ops::gemm_nt(lane_, a, b);  // chooses its algorithm
-    const double ms = fastest([&] { ops::gemm_nt(lane_, a, b); });
-    result.product_rate = 2 * std::pow(static_cast<double>(side), 3) / ms * 1e3;
   }
 
   std::vector<BenchStepResult::Cost> profile() {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "train/ceilings.hpp"
 #include "train/config.hpp"
 
 namespace weft {
@@ -29,7 +30,7 @@ struct BenchStepResult {
     double ms = 0, calls = 0, bytes = 0, flops = 0;
   };
   std::vector<Cost> profile;
-  double copy_rate = 0, product_rate = 0;           // measured beside it: bytes and bf16 operations a second
+  Ceilings ceilings;                                // measured beside it, of bf16
   std::size_t planned_bytes = 0, device_bytes = 0;  // of a rank's arena; in use on its device, all told
   bool reports = true;
 };

@@ -217,8 +217,7 @@ Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, b
   mb.batch.sample_ids = lane_.alloc(DType::kI64, {shape[0]}, "sample ids");
   mb.dropout_key = RandomKey{static_cast<std::uint64_t>(options_.seed)}.with("dropout").with(
       static_cast<std::uint64_t>(iteration));
-  if (lane_.meta()) return mb;
-  WEFT_CHECK(batch.rows == shape[0] && batch.sequence_length == shape[1],
+  WEFT_CHECK(lane_.meta() || (batch.rows == shape[0] && batch.sequence_length == shape[1]),
              "a microbatch of {} x {}, expected {}", batch.rows, batch.sequence_length, to_string(shape));
   ops::from_host(lane_, batch.tokens, mb.batch.tokens);
   ops::from_host(lane_, batch.labels, mb.batch.labels);
@@ -245,7 +244,7 @@ PipelineShape Engine::pipeline(std::int64_t microbatches, bool forward_only) con
 
 void Engine::run(const PipelineShape& shape, std::vector<Stage*> stages) {
   Executor(std::move(stages), groups_.channels(),
-           {.overlap = options_.overlap_p2p, .sends_in_flight = sends_in_flight(shape)})
+           {.overlap = options_.overlap_p2p, .sends_in_flight = sends_in_flight(shape), .watch = watch_})
       .run(lane_, make_program(shape, groups_.mesh().coordinate(Axis::kPp)));
 }
 

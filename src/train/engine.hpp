@@ -101,6 +101,9 @@ class Engine {
   // updated how, and count in the norm. For marks that have changed since the engine was made.
   void read_marks();
 
+  // Lets `watch` see the actions of every pass from now on (see ExecutorOptions).
+  void watch(std::function<void(const Action*)> watch) { watch_ = std::move(watch); }
+
   // A step of this many microbatches and an evaluation, of data and weights that mean nothing: so that all of
   // the device's kernels are loaded and all plans made before ranks begin to wait for each other on it. For
   // an engine whose groups are planned ones; it is of no use afterwards.
@@ -210,6 +213,7 @@ class Engine {
   LossScaler scaler_;
   bool dynamic_scale_ = false;
   Batch host_;
+  std::function<void(const Action*)> watch_;
   bool skipped_before_ = false;  // the step before this one was left out
   std::vector<std::size_t> chunk_activation_bytes_;
 };

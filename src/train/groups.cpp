@@ -21,7 +21,8 @@ std::vector<StageRange> Layout::stages_of(int pp_rank) const {
 // Splits a real world, or plans what the split would give.
 class Groups::Maker {
  public:
-  Maker(const Mesh& mesh, Communicator* world) : mesh_(mesh), world_(world) {}
+  Maker(const Mesh& mesh, Communicator* world, PlannedMessages* messages)
+      : mesh_(mesh), world_(world), messages_(messages) {}
 
   std::unique_ptr<Communicator> along(const std::vector<Axis>& axes, const char* name) const {
     return of(mesh_.group(axes), name);
@@ -33,25 +34,27 @@ class Groups::Maker {
     const bool member = place != ranks.end();
     const int index = static_cast<int>(place - ranks.begin());
     if (world_ != nullptr) return world_->split(member ? ranks.front() : -1, index, name);
-    return member ? planned_communicator(name, index, static_cast<int>(ranks.size())) : nullptr;
+    return member ? planned_communicator(name, index, static_cast<int>(ranks.size()), messages_) : nullptr;
   }
 
  private:
   const Mesh& mesh_;
   Communicator* world_;
+  PlannedMessages* messages_;
 };
 
 Groups::Groups(Communicator& world, const Layout& layout)
-    : Groups(Mesh(layout.mesh, world.rank()), &world, nullptr, layout) {}
+    : Groups(Mesh(layout.mesh, world.rank()), &world, nullptr, layout, nullptr) {}
 
-Groups Groups::planned(const Layout& layout, int rank) {
-  return {Mesh(layout.mesh, rank), nullptr, planned_communicator("world", rank, layout.world()), layout};
+Groups Groups::planned(const Layout& layout, int rank, PlannedMessages* messages) {
+  return {Mesh(layout.mesh, rank), nullptr, planned_communicator("world", rank, layout.world(), messages),
+          layout, messages};
 }
 
 Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicator> own_world,
-               const Layout& layout)
+               const Layout& layout, PlannedMessages* messages)
     : mesh_(mesh), own_world_(std::move(own_world)), world_(world != nullptr ? world : own_world_.get()) {
-  const Maker make(mesh_, world);
+  const Maker make(mesh_, world, messages);
   dp_ = make.along({Axis::kDp}, "dp");
   tp_ = make.along({Axis::kTp}, "tp");
   pp_ = make.along({Axis::kPp}, "pp");

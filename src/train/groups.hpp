@@ -29,8 +29,8 @@ class Groups {
  public:
   // Splits the world. Collective.
   Groups(Communicator& world, const Layout& layout);
-  // The groups of one rank of a planned world, for a meta lane.
-  static Groups planned(const Layout& layout, int rank);
+  // The groups of one rank of a planned world, for a meta lane. `messages`: see planned_communicator.
+  static Groups planned(const Layout& layout, int rank, PlannedMessages* messages = nullptr);
 
   const Mesh& mesh() const { return mesh_; }
   Communicator& world() const { return *world_; }
@@ -48,8 +48,8 @@ class Groups {
  private:
   // Makes a group: the ranks of this rank's colour in `key` order; called in the same order on all ranks.
   class Maker;
-  Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicator> own_world,
-         const Layout& layout);
+  Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicator> own_world, const Layout& layout,
+         PlannedMessages* messages);
 
   Mesh mesh_;
   std::unique_ptr<Communicator> own_world_;  // of a plan

@@ -119,6 +119,15 @@ OptionSet::Declared& OptionSet::Declared::otherwise(std::string text) {
   return *this;
 }
 
+OptionSet::Declared& OptionSet::Declared::alone_means(std::string value) {
+  option_.min_words = 0;
+  option_.value = "[" + option_.value + "]";
+  option_.set = [set = std::move(option_.set), value = std::move(value)](const OptionWords& words) {
+    return set(words.empty() ? OptionWords{{value, Type::kText}} : words);
+  };
+  return *this;
+}
+
 OptionSet::OptionSet(std::string program, std::string summary) : state_(std::make_unique<State>()) {
   state_->program = std::move(program);
   state_->summary = std::move(summary);

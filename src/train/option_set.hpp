@@ -58,6 +58,8 @@ class OptionSet {
     Declared& also(std::vector<std::string> spellings);
     // What holds when it is not given, where the variable's value does not say it.
     Declared& otherwise(std::string text);
+    // Its value may be left out on the command line, and is then this one.
+    Declared& alone_means(std::string value);
 
    private:
     Option& option_;

@@ -60,18 +60,27 @@ void spread(int count, const std::function<void(int)>& body) {
 
 // Builds the engine of one rank of each stage on meta memory and lets `body` use it; what it returns of each.
 template <class Body>
-std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads, const Body& body) {
+std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads,
+                                  const std::optional<Rates>& rates, const Body& body) {
   const std::vector<int> ranks = Mesh(options.layout.mesh, 0).group({Axis::kPp});
   std::vector<StepPlan> plans(ranks.size());
   spread(static_cast<int>(ranks.size()), [&](int pp) {
     const auto stage = static_cast<std::size_t>(pp);
-    const Groups groups = Groups::planned(options.layout, ranks[stage]);
+    std::unique_ptr<StepClock> clock;
+    if (rates) {
+      clock = std::make_unique<StepClock>(*rates, options.model.kv_channels, options.layout, ranks[stage]);
+    }
+    const Groups groups = Groups::planned(options.layout, ranks[stage], clock.get());
     const std::unique_ptr<Arena> arena = Arena::meta(options.device);
     Workers workers(threads);
-    Lane lane{*arena, workers, {}};
+    Lane lane{*arena, workers, {}, clock.get()};
     Engine engine(lane, groups, options);
+    if (clock != nullptr) {
+      clock->trace(true);
+      engine.watch([&](const Action* action) { clock->begin_action(action); });
+    }
     const std::size_t resident = arena->in_use();
-    plans[stage].traffic = body(engine, groups);
+    body(engine, groups, clock.get(), plans[stage]);
     plans[stage].memory = describe(engine, *arena, resident);
     engine.flush();
   });
@@ -102,25 +111,30 @@ std::int64_t played(const PipelineShape& pipeline, std::int64_t microbatches) {
   return one_by_one ? std::min<std::int64_t>(microbatches, 2) : microbatches;
 }
 
-// Takes every kind of step of a run, and evaluates; what a step sends.
-Traffic rehearse(Engine& engine, const Groups& groups, std::int64_t microbatches, bool evaluation) {
+// Takes every kind of step of a run, and evaluates; what a step sends, and how long it takes.
+void rehearse(Engine& engine, const Groups& groups, StepClock* clock, std::int64_t microbatches,
+              bool evaluation, StepPlan& plan) {
   const EngineOptions& options = engine.options();
   const PipelineShape& pipeline = options.layout.pipeline;
   const std::int64_t count = played(pipeline, microbatches);
-  Traffic traffic = traffic_of_step(engine, groups, count);
+  if (clock != nullptr) clock->begin_step(count);
+  Traffic& traffic = plan.traffic = traffic_of_step(engine, groups, count);
   // The next one begins while weights are gathered.
-  if (options.overlap_param_gather) traffic_of_step(engine, groups, count);
+  if (options.overlap_param_gather) {
+    if (clock != nullptr) clock->begin_step(count);
+    traffic_of_step(engine, groups, count);
+  }
+  if (clock != nullptr) plan.time = clock->of_step(microbatches);
   const MicrobatchSource none;
   // A step has as many messages on their way, and what it saves beside: what an evaluation may need more is
   // inside a stage.
   if (evaluation) engine.evaluate(4, none);
-  if (count == microbatches) return traffic;
+  if (count == microbatches) return;
   // Beside what a step sends once, every microbatch sends the same.
   const Traffic fewer = traffic_of_step(engine, groups, count - 1);
   for (auto& [name, bytes] : traffic) {
     bytes += static_cast<std::uint64_t>(microbatches - count) * (bytes - fewer.at(name));
   }
-  return traffic;
 }
 
 }  // namespace
@@ -150,10 +164,11 @@ std::uint64_t total(const Traffic& traffic) {
 }
 
 std::vector<StepPlan> plan_step(const EngineOptions& options, std::int64_t microbatches, bool evaluation,
-                                int threads) {
-  return plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
-    return rehearse(engine, groups, microbatches, evaluation);
-  });
+                                int threads, const std::optional<Rates>& rates) {
+  return plan_stages(options, threads, rates,
+                     [&](Engine& engine, const Groups& groups, StepClock* clock, StepPlan& plan) {
+                       rehearse(engine, groups, clock, microbatches, evaluation, plan);
+                     });
 }
 
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
@@ -164,17 +179,17 @@ std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t
 std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t microbatches, bool gradients,
                                      int threads) {
   const std::int64_t count = played(options.layout.pipeline, microbatches);
-  return memory_of(plan_stages(options, threads, [&](Engine& engine, const Groups& groups) {
-    const MicrobatchSource none;
-    engine.logits({});
-    if (gradients) {
-      engine.gradients(count, none);
-      engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
-    } else {
-      engine.evaluate(count, none);
-    }
-    return bytes_sent(groups);
-  }));
+  return memory_of(
+      plan_stages(options, threads, {}, [&](Engine& engine, const Groups&, StepClock*, StepPlan&) {
+        const MicrobatchSource none;
+        engine.logits({});
+        if (gradients) {
+          engine.gradients(count, none);
+          engine.for_each_gradient([](const LogicalTensor&, const Tensor&) {});
+        } else {
+          engine.evaluate(count, none);
+        }
+      }));
 }
 
 void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std::size_t beside) {

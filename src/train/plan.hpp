@@ -1,12 +1,14 @@
-// The memory of a run, before it starts: the real code run on meta memory.
+// The memory of a run, its messages and its time, before it starts: the real code run on meta memory.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "train/engine.hpp"
+#include "train/step_time.hpp"
 
 namespace weft {
 
@@ -31,15 +33,16 @@ struct StepPlan {
   // Of one training step, on the first data-parallel rank. With the distributed optimizer the others add up
   // other slices of the gradients that tensor-parallel ranks, or the ends of the pipeline, both have.
   Traffic traffic;
+  RankTime time;  // of one training step, where rates are given
 };
 
 // By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many
 // microbatches, and an evaluation when asked for.
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads);
-// The same with what a step sends.
+// The same with what a step sends, and at these rates how long its parts take.
 std::vector<StepPlan> plan_step(const EngineOptions& options, std::int64_t microbatches, bool evaluation,
-                                int threads);
+                                int threads, const std::optional<Rates>& rates = {});
 // A scoring run of this many microbatches: logits, and gradients when asked for.
 std::vector<MemoryPlan> plan_scoring(const EngineOptions& options, std::int64_t microbatches, bool gradients,
                                      int threads);

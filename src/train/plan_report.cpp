@@ -91,12 +91,49 @@ nlohmann::ordered_json json_of(const RankPlan& rank) {
           {"total_bytes_sent", total(rank.traffic)}};
 }
 
-// Rounds of microbatches after which a pipeline is in its steady state: what is in flight grows no more, and
-// each further round takes the same time.
-PipelineShape steady(PipelineShape shape, int rounds) {
-  const int group = shape.group > 0 ? shape.group : shape.ranks;
-  shape.microbatches = std::min(shape.microbatches, rounds * group + shape.microbatches % group);
-  return shape;
+std::string time_text(const RunPlan& plan) {
+  if (!plan.rates) {
+    return "\ntime of a step: nothing is known of this device at this precision; weft bench op --save-rates "
+           "on "
+           "it writes the rates, and --rates FILE reads them here\n";
+  }
+  const Rates& r = *plan.rates;
+  const StepTime& t = plan.time;
+  const auto ms = [](double seconds) { return 1e3 * seconds; };
+  std::string text = fmt::format(
+      "\ntime of a step: {:.1f} ms predicted, {:.0f} tokens/s, {:.3g} TFLOP/s of a device{}\n"
+      "  compute {:.1f}, exposed communication {:.1f}, bubble {:.1f}, optimizer {:.1f} ms, of the rank that "
+      "ends "
+      "last\n"
+      "rates ({}): {}{}: copies {:.4g} GB/s, {} products {:.4g} TFLOP/s",
+      ms(t.seconds), t.tokens_per_second, t.flops_per_device / 1e12,
+      t.mfu > 0 ? fmt::format(", MFU {:.1f} % of {:.4g}", 100 * t.mfu, r.peak / 1e12) : "",
+      ms(t.split.compute), ms(t.split.exposed), ms(t.split.bubble), ms(t.split.optimizer), r.source, r.device,
+      r.threads > 0 ? fmt::format(", {} threads a rank", r.threads) : "", r.copy_rate / 1e9, name_of(r.dtype),
+      r.product_rate / 1e12);
+  if (plan.layout.world() > 1) {
+    const auto link = [](const Link& l) {
+      return fmt::format("{:.4g} GB/s + {:.4g} us", l.bytes_per_second / 1e9, 1e6 * l.latency);
+    };
+    text += fmt::format("; messages among {} ranks of a machine {}, beyond {}", r.ranks_per_node,
+                        link(r.node), link(r.network));
+  }
+  return text + (r.source == "built in" ? "; assumed, not measured here\n" : "\n");
+}
+
+nlohmann::ordered_json json_of_time(const RunPlan& plan) {
+  if (!plan.rates) return nullptr;
+  const StepTime& t = plan.time;
+  return {{"step_ms", 1e3 * t.seconds},
+          {"tokens_per_second", t.tokens_per_second},
+          {"tflops_per_device", t.flops_per_device / 1e12},
+          {"mfu", t.mfu > 0 ? nlohmann::ordered_json(t.mfu) : nlohmann::ordered_json(nullptr)},
+          {"compute_ms", 1e3 * t.split.compute},
+          {"exposed_communication_ms", 1e3 * t.split.exposed},
+          {"bubble_ms", 1e3 * t.split.bubble},
+          {"optimizer_ms", 1e3 * t.split.optimizer},
+          {"device", plan.rates->device},
+          {"rates", plan.rates->source}};
 }
 
 }  // namespace
@@ -120,25 +157,27 @@ const RankPlan& RunPlan::largest() const {
 }
 
 double bubble_of(const PipelineShape& shape) {
-  const PipelineShape few = steady(shape, 8), more = steady(shape, 9);
-  const double first = simulate(make_programs(few)).makespan;
-  double makespan = first;
-  if (more.microbatches > few.microbatches) {
-    const double round = simulate(make_programs(more)).makespan - first;
-    makespan += round * ((shape.microbatches - few.microbatches) / (more.microbatches - few.microbatches));
-  }
+  const std::vector<double> ends = pipeline_ends(shape, {});
+  const double makespan = *std::max_element(ends.begin(), ends.end());
   const StageCost cost;
   return makespan / (shape.microbatches * shape.chunks * (cost.forward + cost.backward + cost.weight_grad)) -
          1;
 }
 
-RunPlan plan_of_run(const TrainConfig& config) {
+RunPlan plan_of_run(const TrainConfig& config, const std::optional<Rates>& rates) {
   const EngineOptions options = EngineOptions::from(config);
   RunPlan plan{.layout = options.layout, .parameters = parameter_count(config.model)};
   if (options.device == DeviceKind::kCuda) plan.beside = kBesideArena;
   const bool evaluation = config.training.eval_iters > 0 && config.data.batches.empty();
-  std::vector<StepPlan> steps = plan_step(options, plan.layout.pipeline.microbatches, evaluation,
-                                          threads_per_rank(config.training.cpu_threads, plan.layout.world()));
+  std::vector<StepPlan> steps =
+      plan_step(options, plan.layout.pipeline.microbatches, evaluation,
+                threads_per_rank(config.training.cpu_threads, plan.layout.world()), rates);
+  if (rates) {
+    std::vector<RankTime> times;
+    for (const StepPlan& step : steps) times.push_back(step.time);
+    plan.rates = rates;
+    plan.time = step_time(options, *rates, times, plan.layout.pipeline.microbatches);
+  }
   // What the schedule keeps, with the activations of each stage.
   SimulationInput input{.stages = std::vector<StageCost>(plan.layout.stages.size())};
   for (std::size_t pp = 0; pp < steps.size(); ++pp) {
@@ -183,10 +222,11 @@ std::string to_string(const RunPlan& plan) {
                     mib(static_cast<double>(plan.beside)),
                     plan.layout.world() > 1 ? ", and NCCL's buffers" : "")
               : "") +
-         "\nsent by a rank in a step (MiB)\n" + traffic_table(plan) +
+         "\nsent by a rank in a step (MiB)\n" + traffic_table(plan) + time_text(plan) +
          fmt::format(
              "\npeak={}\npeak_pipeline_rank={}\ntotal_memory={}\ntotal_bytes_sent={}\nbubble={:.6g}\n",
-             plan.largest().memory.arena, largest, plan.memory(), plan.traffic(), plan.bubble);
+             plan.largest().memory.arena, largest, plan.memory(), plan.traffic(), plan.bubble) +
+         (plan.rates ? fmt::format("step_ms={:.6g}\n", 1e3 * plan.time.seconds) : "");
 }
 
 std::string to_json(const RunPlan& plan) {
@@ -206,6 +246,7 @@ std::string to_json(const RunPlan& plan) {
                                    {"beside_the_arena", plan.beside},
                                    {"total_memory", plan.memory()},
                                    {"total_bytes_sent", plan.traffic()},
+                                   {"step_time", json_of_time(plan)},
                                    {"pipeline_ranks", ranks}};
   return all.dump(2) + "\n";
 }

@@ -1,11 +1,15 @@
-// What weft plan prints: memory, messages and bubble of a run on any number of ranks, from its options alone.
+// What weft plan prints: memory, messages, bubble and time of a run on any number of ranks, from its options
+// alone.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "train/config.hpp"
 #include "train/plan.hpp"
+#include "train/rates.hpp"
+#include "train/step_time.hpp"
 
 namespace weft {
 
@@ -33,14 +37,18 @@ struct RunPlan {
   // with CUDA 13.0); NCCL's buffers come on top, where there are several ranks. 0 on CPUs.
   std::size_t beside = 0;
 
+  // Of a step, at rates that are known.
+  std::optional<Rates> rates;
+  StepTime time;
+
   // Over all ranks.
   std::size_t memory() const;
   std::uint64_t traffic() const;
   const RankPlan& largest() const;  // the rank that needs the most memory
 };
 
-// `config` is resolved and has no problems.
-RunPlan plan_of_run(const TrainConfig& config);
+// `config` is resolved and has no problems. `rates` are of its device and dtype.
+RunPlan plan_of_run(const TrainConfig& config, const std::optional<Rates>& rates = {});
 
 // Tables for people, in MiB; JSON in bytes.
 std::string to_string(const RunPlan& plan);

@@ -1,11 +1,11 @@
 #include "train/rank_device.hpp"
 
 #include <cstdlib>
-#include <filesystem>
 
 #include "comm/nccl/nccl_communicator.hpp"
 #include "core/gpu.hpp"
 #include "core/log.hpp"
+#include "train/rates.hpp"
 
 namespace weft {
 namespace {
@@ -14,15 +14,6 @@ namespace {
 bool ranks_share_gpus() {
   const char* value = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return value != nullptr && std::string_view(value) == "1";
-}
-
-std::string plan_cache() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  if (cache != nullptr && *cache != '\0')
-    return (std::filesystem::path(cache) / "weft" / "gemm_plans").string();
-  if (home == nullptr || *home == '\0') return {};
-  return (std::filesystem::path(home) / ".cache" / "weft" / "gemm_plans").string();
 }
 
 std::unique_ptr<Arena> reserve(DeviceKind kind, int local_rank, const MemoryNeed& need) {
@@ -53,7 +44,8 @@ std::string obstacle(const Gpu& gpu) {
 
 RankDevice::RankDevice(DeviceKind kind, int local_rank, const MemoryNeed& need, Workers& workers, bool tune)
     : arena_(reserve(kind, local_rank, need)),
-      opened_(ops::open_device(arena_->device(), {.plan_cache = tune ? plan_cache() : "", .tune = tune})),
+      opened_(ops::open_device(
+          arena_->device(), {.plan_cache = tune ? cache_folder("gemm_plans").string() : "", .tune = tune})),
       lane_{*arena_, workers, opened_.compute, opened_.tools.get()} {}
 
 Communicator& RankDevice::world(Communicator& world, const EngineOptions& engine, std::int64_t microbatches,
