@@ -67,11 +67,12 @@ Dry dry_run(const OpCase& c, DeviceKind kind, Workers& workers) {
   const std::unique_ptr<Arena> arena = Arena::meta(kind);
   CostRecorder recorder;
   Lane lane{*arena, workers, {}, &recorder};
-  const std::function<void()> run = c.prepare(lane);
+  const PreparedOp op = c.prepare(lane);
+  op.before();
   recorder.trace(true);
-  run();
+  op.run();
   Dry dry;
-  for (TracedOperation& op : recorder.traced()) dry.costs.push_back(std::move(op.cost));
+  for (TracedOperation& traced : recorder.traced()) dry.costs.push_back(std::move(traced.cost));
   dry.bytes = arena->high_water();
   return dry;
 }
@@ -81,10 +82,13 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-double median_ms(Lane& lane, const std::function<void()>& run, std::int64_t rounds) {
-  run();  // chooses its algorithm, touches its memory
+double median_ms(Lane& lane, const PreparedOp& op, std::int64_t rounds) {
+  op.run();  // chooses its algorithm, touches its memory
   std::vector<double> ms;
-  for (std::int64_t i = 0; i < rounds; ++i) ms.push_back(milliseconds(lane, run));
+  for (std::int64_t i = 0; i < rounds; ++i) {
+    op.before();
+    ms.push_back(milliseconds(lane, op.run));
+  }
   return median(std::move(ms));
 }
 
@@ -117,7 +121,7 @@ BenchOpResult run_bench_op(TrainConfig config, const BenchOpOptions& options) {
   result.kind =
       config.parallel.device == ParallelConfig::Device::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
   use_defaults(config, result.kind == DeviceKind::kCuda);
-  result.dtype = config.training.bf16 ? DType::kBF16 : DType::kF32;
+  result.dtype = dtype_of_precision(config.training.precision());
   result.device = device_name(result.kind);
   result.threads = result.kind == DeviceKind::kCpu ? threads_per_rank(config.training.cpu_threads, 1) : 0;
   const OpShapes shapes = shapes_of(config, options, result.dtype);
@@ -148,8 +152,7 @@ BenchOpResult run_bench_op(TrainConfig config, const BenchOpOptions& options) {
   const double copy_rate = result.ceilings.copy_rate, product_rate = result.ceilings.product_rate;
   {
     const Tensor one = lane.alloc(DType::kF32, {1}, "bench");
-    result.per_operation_ms = median_ms(
-        lane, [&] { ops::fill(lane, one, 1); }, options.rounds);
+    result.per_operation_ms = median_ms(lane, {[&] { ops::fill(lane, one, 1); }}, options.rounds);
   }
   for (std::size_t i = 0; i < cases.size(); ++i) {
     OpTime time{.op = cases[i].op, .shape = cases[i].shape};
@@ -159,8 +162,7 @@ BenchOpResult run_bench_op(TrainConfig config, const BenchOpOptions& options) {
       time.floor_ms += 1e3 * std::max(cost.bytes / copy_rate, cost.flops / product_rate);
     }
     time.costs = std::move(dry[i].costs);
-    const std::function<void()> run = cases[i].prepare(lane);
-    time.ms = median_ms(lane, run, options.rounds);
+    time.ms = median_ms(lane, cases[i].prepare(lane), options.rounds);
     result.times.push_back(std::move(time));
   }
   return result;

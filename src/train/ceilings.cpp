@@ -85,6 +85,7 @@ Ceilings measure_ceilings(Lane& lane, DType dtype, CeilingSizes sizes) {
   }
   std::int64_t side = sizes.side;
   while (side > 256 && static_cast<std::size_t>(side * side) * 5 * bytes_of(dtype) > room) side /= 2;
+  if (static_cast<std::size_t>(side * side) * 5 * bytes_of(dtype) > room) return result;
   const Tensor a = lane.alloc(dtype, {side, side}, "bench"), b = lane.alloc(dtype, {side, side}, "bench");
   fill_normal(lane, a);
   fill_normal(lane, b);

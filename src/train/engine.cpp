@@ -14,20 +14,6 @@
 namespace weft {
 namespace {
 
-DType dtype_of_precision(TrainingConfig::Precision precision) {
-  switch (precision) {
-    case TrainingConfig::Precision::kFp32:
-      return DType::kF32;
-    case TrainingConfig::Precision::kBf16:
-      return DType::kBF16;
-    case TrainingConfig::Precision::kFp16:
-      return DType::kF16;
-    case TrainingConfig::Precision::kFp64:
-      return DType::kF64;
-  }
-  return DType::kF32;
-}
-
 RecomputeSpec recompute_of(const ParallelConfig& p) {
   using Granularity = ParallelConfig::RecomputeGranularity;
   if (p.recompute_granularity == Granularity::kNone) return {};
@@ -67,6 +53,20 @@ LossScaler scaler_for(const EngineOptions& options) {
 }
 
 }  // namespace
+
+DType dtype_of_precision(TrainingConfig::Precision precision) {
+  switch (precision) {
+    case TrainingConfig::Precision::kFp32:
+      return DType::kF32;
+    case TrainingConfig::Precision::kBf16:
+      return DType::kBF16;
+    case TrainingConfig::Precision::kFp16:
+      return DType::kF16;
+    case TrainingConfig::Precision::kFp64:
+      return DType::kF64;
+  }
+  return DType::kF32;
+}
 
 int threads_per_rank(std::int64_t asked, std::int64_t ranks) {
   const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());

@@ -25,6 +25,8 @@ namespace weft {
 // Threads that each rank may use inside operations: `asked`, or where that is 0 its share of this machine's
 // cores.
 int threads_per_rank(std::int64_t asked, std::int64_t ranks);
+// Of weights and activations.
+DType dtype_of_precision(TrainingConfig::Precision precision);
 
 // Fills `out` with microbatch `index` of this rank (host memory, reused between calls).
 using MicrobatchSource = std::function<void(std::int64_t index, Batch& out)>;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/lane.hpp"
@@ -21,10 +22,19 @@ struct OpShapes {
   std::int64_t head_size() const { return model.kv_channels; }
 };
 
+// An operation whose operands have been taken and filled.
+struct PreparedOp {
+  using Run = std::function<void()>;
+  // Most are just what runs. NOLINTNEXTLINE(google-explicit-constructor)
+  PreparedOp(Run r) : run(std::move(r)) {}
+  PreparedOp(Run r, Run first) : run(std::move(r)), before(std::move(first)) {}
+  Run run;             // as often as it is called
+  Run before = [] {};  // of what works in place: fills it again; not to be timed
+};
+
 struct OpCase {
   std::string op, shape;  // "gemm", "nt qkv 512x768x256"
-  // Takes and fills the operands; what it returns runs the operation on them, as often as it is called.
-  std::function<std::function<void()>(Lane&)> prepare;
+  std::function<PreparedOp(Lane&)> prepare;
 };
 
 std::vector<OpCase> op_cases(const OpShapes& shapes);

@@ -270,7 +270,7 @@ OptionSet::Declared OptionSet::choice_by_number(std::string name, std::vector<st
     set(static_cast<std::size_t>(found - names.begin()));
     return {};
   };
-  option.get = [names, get = std::move(get)]() -> OptionWords {
+  option.get = [names = std::move(names), get = std::move(get)]() -> OptionWords {
     const std::size_t i = get();
     if (i >= names.size()) return {};
     return {{names[i], Type::kText}};

@@ -89,13 +89,13 @@ class OptionSet {
     std::vector<std::string> names;
     for (const auto& [text, value] : values) names.push_back(text);
     return choice_by_number(
-        std::move(name), std::move(names),
+        name, std::move(names),
         [&variable, values] {
           std::size_t i = 0;
           while (i < values.size() && values[i].second != variable) ++i;
           return i;
         },
-        [&variable, values](std::size_t i) { variable = values[i].second; }, std::move(help));
+        [&variable, values](std::size_t i) { variable = values[i].second; }, help);
   }
   // A flag that stands for values of other options: {"activation", "silu"} …; --no-name stands for
   // `otherwise`.

@@ -7,8 +7,9 @@
 // its clock stands still until then, and that is exposed communication. What has ended by then was hidden
 // under the operations in between. So overlap is just what the program does: nothing is assumed about it.
 // Not counted: that messages take a part of a device's memory bandwidth and processors, that groups share
-// links, and what other ranks are late. The messages of a pipeline are left to its simulator, which plays all
-// ranks with the times that the clocks give to the actions of each stage.
+// links, what other ranks are late, and the time in which a host gives a GPU its work. The messages of a
+// pipeline are left to its simulator, which plays all ranks with the times that the clocks give to the
+// actions of each stage.
 #pragma once
 
 #include <map>

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -43,6 +44,9 @@ TEST(BenchOp, EveryOperation) {
     EXPECT_GT(result.ceilings.product_rate, 0);
     const double bytes = half ? 2 : 4;
     for (const OpTime& t : result.times) {
+      EXPECT_DOUBLE_EQ(t.floor_ms / 1e3,
+                       std::max(t.bytes / result.ceilings.copy_rate, t.flops / result.ceilings.product_rate))
+          << t.op;
       EXPECT_GT(t.ms, 0) << t.op;
       EXPECT_GT(t.floor_ms, 0) << t.op;
       EXPECT_EQ(t.costs.size(), 1u) << t.op;

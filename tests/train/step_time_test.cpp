@@ -246,6 +246,50 @@ TEST(StepTime, OverlapHidesMessages) {
   EXPECT_GT(slow.split.exposed, 10 * slow.split.compute);
 }
 
+// The rule for messages, by hand: a byte a second, and operations of whole seconds.
+TEST(StepTime, ClockOfARank) {
+  Rates rates{.copy_rate = 1, .product_rate = 1};
+  rates.node = {.bytes_per_second = 1, .latency = 1};
+  ParallelConfig parallel = two_ranks(true, false);
+  parallel.ranks = 4;
+  StepClock clock(rates, 16, options_of(small(2), parallel).layout, 0);
+  const auto compute = [&](double seconds) { clock.begin_traced({.name = "x", .bytes = seconds}); };
+  clock.begin_step(2);
+  const Action forward{.kind = ActionKind::kForward}, second{.kind = ActionKind::kForward, .microbatch = 1},
+      send{.kind = ActionKind::kSendActivation};
+  clock.begin_action(&forward);
+  compute(1);
+  const std::size_t a = clock.started("dp", 9);  // 1 to 11
+  compute(4);                                    // 1 to 5
+  const std::size_t b = clock.started("dp", 4),  // queued: 11 to 16
+      c = clock.started("tp", 3);                // beside them: 5 to 9
+  clock.waited(c);                               // 4 exposed
+  compute(1);                                    // 9 to 10
+  clock.waited(a);                               // 1 exposed
+  clock.begin_action(&second);
+  clock.waited(b);  // 5 exposed, to 16
+  compute(2);       // to 18
+  clock.begin_action(&send);
+  clock.waited(clock.started("pp.activation.0-1", 100));  // the simulator's
+  clock.begin_action(nullptr);
+  clock.waited(clock.started("dp", 0));  // nothing is left of the queue: the latency
+  clock.begin_traced({.name = "adamw", .bytes = 7});
+
+  const RankTime time = clock.of_step(2);
+  const RankTime::Of& of = time.actions.at({0, ActionKind::kForward});
+  EXPECT_DOUBLE_EQ(of.compute, 1 + 4 + 1 + 2);
+  EXPECT_DOUBLE_EQ(of.exposed, 4 + 1 + 5);
+  EXPECT_DOUBLE_EQ(time.outside.exposed, 1);
+  EXPECT_DOUBLE_EQ(time.outside.compute, 0);
+  EXPECT_DOUBLE_EQ(time.outside.optimizer, 7);
+  EXPECT_DOUBLE_EQ(time.largest_message, 100);
+  // Ten microbatches: the first as it was, nine like the second.
+  EXPECT_DOUBLE_EQ(clock.of_step(10).actions.at({0, ActionKind::kForward}).compute, 6 + 9 * 2);
+  EXPECT_DOUBLE_EQ(clock.of_step(10).actions.at({0, ActionKind::kForward}).exposed, 5 + 9 * 5);
+  clock.begin_step(2);
+  EXPECT_TRUE(clock.of_step(2).actions.empty());
+}
+
 // Ranks of other machines are reached over the network.
 TEST(StepTime, GroupsThatSpanMachines) {
   const EngineOptions options = options_of(small(2), two_ranks(false, false));
