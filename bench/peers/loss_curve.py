@@ -45,20 +45,16 @@ def batches_of(tokens, steps, batch):
     return cut(0).reshape(steps, batch, SEQ), cut(1).reshape(steps, batch, SEQ)
 
 
-def rate(step):
-    return LR * min(1.0, step / WARMUP)
-
-
-def peer_losses(model, inputs, labels):
+def peer_losses(model, inputs, labels, rates):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model = model.cuda().float().train()
     groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": DECAY},
               {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
     losses = []
-    for step, (x, y) in enumerate(zip(inputs, labels), 1):
+    for x, y, rate in zip(inputs, labels, rates):
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = rate
         total = 0.0
         for rows in range(0, len(x), 8):  # what fits beside fp32 attention
             a = torch.tensor(x[rows:rows + 8], device="cuda", dtype=torch.int64)
@@ -114,7 +110,8 @@ def main():
 
     run = lambda name, options: weft_run(args.weft, work / "model", work / "batches.safetensors", args.steps, args.batch,
                                          work / name, options)
-    ours = [m["lm_loss"] for m in run("plain", [])]
+    plain = run("plain", [])
+    ours = [m["lm_loss"] for m in plain]
     exact = ["--deterministic-mode", "--save", work / "checkpoint"]
     first, sums = run("one", exact), bytes_of(work / "checkpoint")
     shutil.rmtree(work / "checkpoint")
@@ -123,7 +120,7 @@ def main():
     same = all(a[k] == b[k] for a, b in zip(first, second) for k in keys) and sums == bytes_of(work / "checkpoint")
     print("deterministic runs:", "the same bits" if same else "DIFFERENT", flush=True)
 
-    theirs = peer_losses(model, inputs, labels)
+    theirs = peer_losses(model, inputs, labels, [m["lr"] for m in plain])
     with open(os.path.join(os.environ.get("OUT", "."), "loss_curve.json"), "w") as file:
         json.dump({"weft_bf16": ours, "weft_deterministic": [m["lm_loss"] for m in first], "torch_fp32": theirs}, file)
     relative = numpy.abs(numpy.array(ours) / numpy.array(theirs) - 1)

@@ -10,7 +10,8 @@
 
 namespace weft::ops {
 
-FlatPieces::FlatPieces(Lane& lane, std::vector<FlatPiece> pieces) : list_(std::move(pieces)) {
+FlatPieces::FlatPieces(Lane& lane, std::vector<FlatPiece> pieces, std::int64_t most)
+    : list_(std::move(pieces)) {
   std::vector<std::int64_t> table;
   for (const FlatPiece& p : list_) {
     owned_end_ = std::max(owned_end_, p.owned + p.elems);
@@ -21,7 +22,9 @@ FlatPieces::FlatPieces(Lane& lane, std::vector<FlatPiece> pieces) : list_(std::m
   }
   if (lane.target() == DeviceKind::kCpu) return;
   const Shape shape{static_cast<std::int64_t>(table.size() / 4), 4};
-  chunks_ = lane.alloc(DType::kI64, shape, "pieces of flat memory");
+  most_ = most > 0 ? most : shape[0];
+  WEFT_CHECK(most_ >= shape[0], "{} chunks of flat memory, at most {} were expected", shape[0], most_);
+  chunks_ = lane.alloc(DType::kI64, {most_, 4}, "pieces of flat memory").slice(0, shape[0]);
   if (!lane.meta() && !table.empty()) copy(lane, Tensor::borrow(table.data(), DType::kI64, shape), chunks_);
 }
 

@@ -17,8 +17,13 @@ struct FlatPiece {
 
 class FlatPieces {
  public:
-  // Takes memory for a device's copy of the list from the lane (none on the CPU).
-  FlatPieces(Lane& lane, std::vector<FlatPiece> pieces);
+  // Takes memory for a device's copy of the list from the lane (none on the CPU): for `most` chunks, so that
+  // ranks whose lists differ take the same; 0: for what there is.
+  FlatPieces(Lane& lane, std::vector<FlatPiece> pieces, std::int64_t most = 0);
+  // The most chunks that this many pieces can have, of so many elements together.
+  static std::int64_t most_chunks(std::int64_t elems, std::size_t pieces) {
+    return elems / kChunk + static_cast<std::int64_t>(pieces);
+  }
 
   const std::vector<FlatPiece>& list() const { return list_; }
   std::int64_t owned_end() const { return owned_end_; }
@@ -28,10 +33,11 @@ class FlatPieces {
   // device's memory, undefined on the CPU. One block of threads takes one.
   static constexpr std::int64_t kChunk = 32768;
   const Tensor& chunks() const { return chunks_; }
+  std::int64_t most() const { return most_; }  // chunks that there is memory for
 
  private:
   std::vector<FlatPiece> list_;
-  std::int64_t owned_end_ = 0, offset_end_ = 0;
+  std::int64_t owned_end_ = 0, offset_end_ = 0, most_ = 0;
   Tensor chunks_;
 };
 

@@ -6,10 +6,12 @@
 namespace weft {
 namespace {
 
-std::vector<ops::FlatPiece> counted_here(const ParamBuffer& buffer, int tp_rank) {
+ops::FlatPieces counted_here(Lane& lane, const ParamBuffer& buffer, int tp_rank) {
   std::vector<ops::FlatPiece> pieces;
+  std::size_t parts = 0;
   for (const ParamBuffer::Slot& slot : buffer.slots()) {
     const Param& param = *slot.param;
+    parts += param.parts().size();
     if (param.traits().copy) continue;
     for (const LogicalTensor& part : param.parts()) {
       if (!part.primary(tp_rank)) continue;
@@ -18,7 +20,7 @@ std::vector<ops::FlatPiece> counted_here(const ParamBuffer& buffer, int tp_rank)
       pieces.push_back({.offset = owned.offset, .elems = owned.elems, .tag = param.traits().block});
     }
   }
-  return pieces;
+  return {lane, std::move(pieces), ops::FlatPieces::most_chunks(buffer.owned_elems(), parts)};
 }
 
 }  // namespace
@@ -29,7 +31,7 @@ GradientNorm::GradientNorm(Lane& lane, const ParamBuffer& buffer, int blocks, in
       blocks_(blocks),
       model_(model),
       dp_(dp),
-      pieces_(lane, counted_here(buffer, tp_rank)) {}
+      pieces_(counted_here(lane, buffer, tp_rank)) {}
 
 Tensor GradientNorm::sums(Lane& lane) const {
   const TraceScope traced(lane.tools, "norm");

@@ -9,7 +9,7 @@ namespace {
 // The part that both optimizers share: where the master weights are.
 class MasterWeights {
  public:
-  MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer), pieces_(lane, pieces_of(buffer)) {
+  MasterWeights(Lane& lane, const ParamBuffer& buffer) : buffer_(buffer), pieces_(pieces_of(lane, buffer)) {
     const DType type = accumulator_of(buffer.weights().dtype());
     // fp32 (and fp64) models update their weights in place, where those that are owned lie in one piece.
     const bool in_place = type == buffer.weights().dtype() && !buffer.distributed();
@@ -32,16 +32,18 @@ class MasterWeights {
 
   const ParamBuffer& buffer() const { return buffer_; }
   const Tensor& flat() const { return master_; }
-  void read_marks(Lane& lane) { pieces_ = ops::FlatPieces(lane, pieces_of(buffer_)); }
+  void read_marks(Lane& lane) { pieces_ = pieces_of(lane, buffer_); }
   const ops::FlatPieces& pieces() const { return pieces_; }
 
  private:
-  static std::vector<ops::FlatPiece> pieces_of(const ParamBuffer& buffer) {
+  static ops::FlatPieces pieces_of(Lane& lane, const ParamBuffer& buffer) {
     std::vector<ops::FlatPiece> pieces;
     for (const ParamBuffer::Piece& p : buffer.pieces()) {
       pieces.push_back({p.owned, p.offset, p.elems, p.param->decay() ? 1 : 0});
     }
-    return pieces;
+    // No rank of the data-parallel group has more of them than one of each parameter.
+    return {lane, std::move(pieces),
+            ops::FlatPieces::most_chunks(buffer.owned_elems(), buffer.slots().size())};
   }
 
   const ParamBuffer& buffer_;

@@ -46,8 +46,10 @@ run() {  # metrics-file ranks options...
   shift 2
   rm -f "$metrics"
   if [[ $ranks -le $gpus || ${NCCL_MULTI_RANK_GPU_ENABLE:-0} == 1 ]]; then
-    # Streams that share a hardware queue would wait behind a collective.
-    CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+    # For ranks that share a GPU: streams with one hardware queue would wait behind a collective, and a kernel that is loaded
+    # when it is first used waits for those under way, which may wait for its rank.
+    [[ $ranks -le $gpus ]] || export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+    timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
   else
     timeout -k 5 100 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
       -x NCCL_SOCKET_IFNAME=lo bash -c 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK; exec "$@"' rank \

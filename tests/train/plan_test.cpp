@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "comm/local/launcher.hpp"
+#include "core/gpu.hpp"
 #include "layout_run.hpp"
 #include "pipeline/simulate.hpp"
 #include "support/rank.hpp"
@@ -218,6 +219,47 @@ std::vector<PlanCase> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Plan, PlanOfLayout, ::testing::ValuesIn(cases()));
+
+// The plan is made for one rank of each stage. On GPUs too, whose operations take memory for lists that
+// differ from rank to rank (a build without CUDA knows a CPU's needs only).
+TEST(Plan, IsTheSameForEveryRankOfAStage) {
+  for (const LayoutCase& layout : {LayoutCase{.model = "llama",
+                                  .tp = 2,
+                                  .pp = 2,
+                                  .dp = 2,
+                                  .schedule = Schedule::kInterleaved,
+                                  .chunks = 2,
+                                  .sequence_parallel = true,
+                                  .distributed = true},
+                                   LayoutCase{.model = "llama",
+                                   .tp = 2,
+                                   .pp = 2,
+                                   .dp = 3,
+                                   .schedule = Schedule::kZbH1,
+                                   .sequence_parallel = true,
+                                   .distributed = true,
+                                   .dtype = DType::kBF16},
+                                   LayoutCase{.model = "gpt2", .tp = 2, .dp = 4, .distributed = true}}) {
+    EngineOptions options = options_of(layout);
+    if (built_with_cuda()) options.device = DeviceKind::kCuda;
+    options.fused = true;
+    const std::vector<MemoryPlan> plans = plan_training(options, 4, true, 1);
+    for (int rank = 0; rank < options.layout.world(); ++rank) {
+      const Groups groups = Groups::planned(options.layout, rank);
+      const std::unique_ptr<Arena> arena = Arena::meta(options.device);
+      Workers workers(1);
+      Lane lane{*arena, workers, {}};
+      Engine engine(lane, groups, options);
+      const MicrobatchSource none;
+      for (int step = 0; step < 2; ++step) engine.train_step({.microbatches = 4, .source = none});
+      engine.evaluate(4, none);
+      engine.flush();
+      const Mesh mesh(options.layout.mesh, rank);
+      EXPECT_EQ(arena->high_water(), plans[static_cast<std::size_t>(mesh.coordinate(Axis::kPp))].arena)
+          << layout.name() << ": " << mesh.describe(rank);
+    }
+  }
+}
 
 // Scoring: logits of each microbatch, gradients or the loss of all. Whole tensors are put together on the
 // first ranks; the others need no more.

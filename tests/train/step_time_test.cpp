@@ -253,7 +253,7 @@ TEST(StepTime, ClockOfARank) {
   ParallelConfig parallel = two_ranks(true, false);
   parallel.ranks = 4;
   StepClock clock(rates, 16, options_of(small(2), parallel).layout, 0);
-  const auto compute = [&](double seconds) { clock.begin_traced({.name = "x", .bytes = seconds}); };
+  const auto compute = [&](double seconds) { clock.begin_traced({.cost = {.name = "x", .bytes = seconds}}, {}); };
   clock.begin_step(2);
   const Action forward{.kind = ActionKind::kForward}, second{.kind = ActionKind::kForward, .microbatch = 1},
       send{.kind = ActionKind::kSendActivation};
@@ -273,7 +273,7 @@ TEST(StepTime, ClockOfARank) {
   clock.waited(clock.started("pp.activation.0-1", 100));  // the simulator's
   clock.begin_action(nullptr);
   clock.waited(clock.started("dp", 0));  // nothing is left of the queue: the latency
-  clock.begin_traced({.name = "adamw", .bytes = 7});
+  clock.begin_traced({.cost = {.name = "adamw", .bytes = 7}}, {});
 
   const RankTime time = clock.of_step(2);
   const RankTime::Of& of = time.actions.at({0, ActionKind::kForward});

@@ -14,9 +14,11 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;  // vectors that a thread has under way
-// Shared memory for a block's part of a row in the fused kernel, so that three blocks fit on a
-// multiprocessor; and blocks of a cluster, of which every chip with clusters takes eight.
-constexpr int kPart = 74 << 10, kMostBlocks = 8;
+// The fused kernel: threads of a block; shared memory for its part of a row, so that six blocks fit on a
+// multiprocessor, and what it may be where rows are longer than kMostBlocks of these; blocks of a cluster, of
+// which every chip with clusters takes eight.
+constexpr int kFusedThreads = 128;
+constexpr int kPart = 33 << 10, kMostPart = 64 << 10, kMostBlocks = 8;
 
 // exp(x) for x ≤ 0 about; below 2⁻¹²⁶ it is 0.
 __device__ inline float exponential(float x) {
@@ -78,7 +80,7 @@ struct RowSums {
   double sum;
 };
 
-// Vectors of a row, read from memory when they are asked for.
+// Vectors of a row in memory.
 template <class T, int N>
 struct FromMemory {
   __device__ void await(int) const {}
@@ -86,79 +88,98 @@ struct FromMemory {
   const T* row;
 };
 
-// Over the columns [0, n) of a row, by the whole block; every thread gets the result. Its vectors are
-// read(j); read.await(i) comes before the thread's i-th kUnroll of them. A row of −infinities alone has the
-// sum 0.
-template <class T, int N, class Read>
-__device__ RowSums<Acc<T>> sums_of_row(const T* __restrict__ row, int n, bool with_sum, const Read& read) {
-  using A = Acc<T>;
+// A thread's part of a row's sums: exp_sum is relative to max.
+template <class A>
+struct ThreadSums {
   A max = lowest<A>(), exp_sum = 0, sum = 0;
-  const int vectors = n / N, step = blockDim.x;
-  const auto base_of = [](A m) { return m == lowest<A>() ? A{0} : m; };
-  int batch = 0;
+
+  __device__ static A base_of(A m) { return m == lowest<A>() ? A{0} : m; }
+
+  // The block's vectors [begin, end) are read(j); read.await(i) comes before the thread's i-th kUnroll of
+  // them.
+  template <class T, int N, bool kSum, class Read>
+  __device__ void add(const Read& read, int begin, int end) {
+    const int step = blockDim.x;
+    int batch = 0;
 #pragma unroll 1
-  for (int j = threadIdx.x; j < vectors; j += kUnroll * step) {
-    Vec<T, N> v[kUnroll];
-    read.await(batch++);
+    for (int j = begin + threadIdx.x; j < end; j += kUnroll * step) {
+      Vec<T, N> v[kUnroll];
+      read.await(batch++);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * step < vectors) v[u] = read(j + u * step);
-    }
-    A next = max;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * step < vectors) {
-#pragma unroll
-        for (int e = 0; e < N; ++e) next = larger(next, to_acc(v[u].v[e]));
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * step < end) v[u] = read(j + u * step);
       }
-    }
-    const A base = base_of(next);
-    exp_sum *= exponential(max - base);
-    max = next;
+      A next = max;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * step < vectors) {
-        hold_packed(v[u]);
-        A part = 0;
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * step < end) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) part += exponential(to_acc(v[u].v[e]) - base);
-        exp_sum += part;
-        if (with_sum) {
+          for (int e = 0; e < N; ++e) next = larger(next, to_acc(v[u].v[e]));
+        }
+      }
+      const A base = base_of(next);
+      exp_sum *= exponential(max - base);
+      max = next;
 #pragma unroll
-          for (int e = 0; e < N; ++e) sum += to_acc(v[u].v[e]);
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * step < end) {
+          hold_packed(v[u]);
+          A part = 0;
+#pragma unroll
+          for (int e = 0; e < N; ++e) part += exponential(to_acc(v[u].v[e]) - base);
+          exp_sum += part;
+          if constexpr (kSum) {
+#pragma unroll
+            for (int e = 0; e < N; ++e) sum += to_acc(v[u].v[e]);
+          }
         }
       }
     }
   }
-  const int last = vectors * N + threadIdx.x;
-  if (static_cast<int>(threadIdx.x) < N && last < n) {
-    const A x = to_acc(row[last]), next = larger(max, x), base = base_of(next);
+  __device__ void add(A x) {
+    const A next = larger(max, x), base = base_of(next);
     exp_sum = exp_sum * exponential(max - base) + exponential(x - base);
     max = next;
     sum += x;
   }
+  // Over the block; every thread gets the result. A row of −infinities alone has the sum 0.
+  template <bool kSum>
+  __device__ RowSums<A> of_block() const {
+    __shared__ A maxima[32];
+    __shared__ A numbers[32];
+    __shared__ double wide[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const A of_warp = warp_max(max);
+    if (lane == 0) maxima[warp] = of_warp;
+    __syncthreads();
+    RowSums<A> result;
+    result.max = warp_max(lane < warps ? maxima[lane] : lowest<A>());
+    result.exp_sum = block_sum(exp_sum * exponential(max - base_of(result.max)), numbers);
+    result.sum = kSum ? block_sum(static_cast<double>(sum), wide) : 0.0;
+    return result;
+  }
+};
 
-  __shared__ A maxima[32];
-  __shared__ A numbers[32];
-  __shared__ double wide[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const A of_warp = warp_max(max);
-  if (lane == 0) maxima[warp] = of_warp;
-  __syncthreads();
-  RowSums<A> result;
-  result.max = warp_max(lane < warps ? maxima[lane] : lowest<A>());
-  result.exp_sum = block_sum(exp_sum * exponential(max - base_of(result.max)), numbers);
-  result.sum = with_sum ? block_sum(static_cast<double>(sum), wide) : 0.0;
-  return result;
+// What is left of a row of n past its last whole vector: at most N − 1 elements, one to a thread.
+template <class T, int N>
+__device__ inline bool has_rest(int n) {
+  return static_cast<int>(threadIdx.x) < N && n / N * N + static_cast<int>(threadIdx.x) < n;
+}
+template <class T, int N>
+__device__ inline T rest_of(const T* row, int n) {
+  return has_rest<T, N>(n) ? row[n / N * N + threadIdx.x] : T{};
 }
 
-template <class T, int N>
+template <class T, int N, bool kSum>
 __global__ void __launch_bounds__(kThreads)
-    local_kernel(const Logits<T> x, bool with_sum, Acc<T>* __restrict__ max, Acc<T>* __restrict__ sums) {
+    local_kernel(const Logits<T> x, Acc<T>* __restrict__ max, Acc<T>* __restrict__ sums) {
   using A = Acc<T>;
   const unsigned r = blockIdx.x;
   const T* row = x.data + r * x.ld;
-  const RowSums<A> s = sums_of_row<T, N>(row, x.real, with_sum, FromMemory<T, N>{row});
+  ThreadSums<A> mine;
+  mine.template add<T, N, kSum>(FromMemory<T, N>{row}, 0, x.real / N);
+  if (has_rest<T, N>(x.real)) mine.add(to_acc(rest_of<T, N>(row, x.real)));
+  const RowSums<A> s = mine.template of_block<kSum>();
   if (threadIdx.x != 0) return;
   const int column = x.column_of(x.labels[r]);
   max[r] = s.max;
@@ -256,17 +277,10 @@ __device__ inline void write_gradient(const Vec<T, N>& x, const RowGradient<Acc<
 template <class T, int N>
 __device__ inline void write_rest(T x, const RowGradient<Acc<T>>& gradient, int n, int columns, int label,
                                   T* row) {
-  const int last = n / N * N + threadIdx.x;
-  if (static_cast<int>(threadIdx.x) < N && last < n) {
+  if (const int last = n / N * N + threadIdx.x; has_rest<T, N>(n)) {
     row[last] = from_acc<T>(gradient(to_acc(x), last == label));
   }
   for (int c = n + threadIdx.x; c < columns; c += blockDim.x) row[c] = from_acc<T>(0);
-}
-
-template <class T, int N>
-__device__ inline T rest_of(const T* row, int n) {
-  const int last = n / N * N + threadIdx.x;
-  return static_cast<int>(threadIdx.x) < N && last < n ? row[last] : T{};
 }
 
 // Rows that can be written by vectors have a whole number of them.
@@ -285,21 +299,9 @@ __global__ void __launch_bounds__(kThreads)
     clear_row<T, N>(row, x.columns);
     return;
   }
-  const int label = x.column_of(id), vectors = x.real / N;
+  const int label = x.column_of(id);
   const RowGradient<Acc<T>> gradient(options, lse[r]);
-#pragma unroll 1
-  for (int j = threadIdx.x; j < vectors; j += kUnroll * kThreads) {
-    Vec<T, N> v[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * kThreads < vectors) v[u] = load<N>(row + (j + u * kThreads) * N);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (j + u * kThreads < vectors)
-        write_gradient<T, N>(v[u], gradient, (j + u * kThreads) * N, label, row);
-    }
-  }
+  write_gradients<T, N>(FromMemory<T, N>{row}, 0, x.real / N, gradient, label, row);
   write_rest<T, N>(rest_of<T, N>(row, x.real), gradient, x.real, x.columns, label, row);
 }
 
@@ -370,10 +372,9 @@ __device__ RowSums<A> sums_of_cluster(const Cluster& cluster, RowSums<A>* mine) 
   return all;
 }
 
-// The first `kept` vectors of a part of a row wait in shared memory, each for the thread that has fetched it;
-// others are read from memory every time they are asked for. fetch() starts all copies at once, in as many
-// groups as a thread asks for in turn, at most kGroups.
-constexpr int kGroups = 5;
+// The first `count` vectors of a part of a row wait in shared memory, each for the thread that has fetched
+// it. fetch() starts all copies at once, in as many groups as a thread asks for in turn, at most kGroups.
+constexpr int kGroups = 8;
 template <class T, int N>
 struct KeptRow {
   static constexpr bool kPossible = sizeof(Vec<T, N>) == 16;  // what one copy takes
@@ -383,53 +384,62 @@ struct KeptRow {
       for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const int j = threadIdx.x + (g * kUnroll + u) * kThreads;
-          if (j >= kept) continue;
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                           static_cast<unsigned>(__cvta_generic_to_shared(memory + j))),
-                       "l"(row + j * N)
-                       : "memory");
+          const int j = threadIdx.x + (g * kUnroll + u) * kFusedThreads;
+          if (j < count) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                             static_cast<unsigned>(__cvta_generic_to_shared(memory + j))),
+                         "l"(row + j * N)
+                         : "memory");
+          }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
       }
     }
   }
+  // Until this group is here.
   __device__ void await(int group) const {
-    static_assert(kGroups == 5);
-    if constexpr (kPossible) {
-      switch (group) {
-        case 0:
-          return wait<4>();
-        case 1:
-          return wait<3>();
-        case 2:
-          return wait<2>();
-        case 3:
-          return wait<1>();
-        case 4:
-          return wait<0>();
-        default:
-          return;
-      }
-    }
+    if constexpr (kPossible) await_one<0>(group);
   }
   __device__ Vec<T, N> operator()(int j) const {
-    return j < kept ? memory[j] : load<N>(row + j * N);
+    return memory[j];
   }
 
-  template <int kPending>
-  __device__ static void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  template <int kGroup>
+  __device__ static void await_one(int group) {
+    if (group == kGroup) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kGroups - 1 - kGroup) : "memory");
+    } else if constexpr (kGroup + 1 < kGroups) {
+      await_one<kGroup + 1>(group);
+    }
   }
   const T* row;
   Vec<T, N>* memory;
-  int kept;
+  int count;
 };
+
+// The gradients of the block's vectors [begin, end), which are read(j), in place.
+template <class T, int N, class Read>
+__device__ void write_gradients(const Read& read, int begin, int end, const RowGradient<Acc<T>>& gradient,
+                                int label, T* row) {
+  const int step = blockDim.x;
+#pragma unroll 1
+  for (int j = begin + threadIdx.x; j < end; j += kUnroll * step) {
+    Vec<T, N> v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (j + u * step < end) v[u] = read(j + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (j + u * step < end) write_gradient<T, N>(v[u], gradient, (j + u * step) * N, label, row);
+    }
+  }
+}
 
 // Loss and gradient: a cluster of blocks to a row, so that several parts of rows find room on a
 // multiprocessor and one is read while another is computed and a third written.
-template <class T, int N>
-__global__ void __launch_bounds__(kThreads, 3)
+template <class T, int N, bool kSum>
+__global__ void __launch_bounds__(kFusedThreads, 6)
     fused_kernel(const Logits<T> x, const LossOptions loss_options, const GradientOptions options, int kept,
                  Acc<T>* __restrict__ losses, Acc<T>* __restrict__ lses) {
   using A = Acc<T>;
@@ -439,8 +449,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned blocks = cluster.blocks(), rank = cluster.rank(), r = blockIdx.x / blocks;
   const RowPart part(x.real, x.columns, N, static_cast<int>(rank), static_cast<int>(blocks));
   T* const row = x.data + r * x.ld + part.first;
-  const KeptRow<T, N> read{row, reinterpret_cast<Vec<T, N>*>(memory), min(kept, part.n / N)};
-  read.fetch();
+  const KeptRow<T, N> here{row, reinterpret_cast<Vec<T, N>*>(memory), min(kept, part.n / N)};
+  here.fetch();
+  const FromMemory<T, N> elsewhere{row};  // read twice, the second time from L2
   const int id = x.labels[r], column = x.column_of(id), vectors = part.n / N;
   // Elsewhere than here, it is in no vector of this part.
   const int label = column >= part.first && column < part.first + part.n ? column - part.first : -1;
@@ -448,7 +459,11 @@ __global__ void __launch_bounds__(kThreads, 3)
   const A label_logit =
       rank == 0 && threadIdx.x == 0 && column >= 0 ? to_acc(x.data[r * x.ld + column]) : A{0};
   const T rest = rest_of<T, N>(row, part.n);
-  const RowSums<A> own = sums_of_row<T, N>(row, part.n, loss_options.alpha != 0, read);
+  ThreadSums<A> mine;
+  mine.template add<T, N, kSum>(here, 0, here.count);
+  mine.template add<T, N, kSum>(elsewhere, here.count, vectors);
+  if (has_rest<T, N>(part.n)) mine.add(to_acc(rest));
+  const RowSums<A> own = mine.template of_block<kSum>();
   if (threadIdx.x == 0) sums = own;
   cluster.arrive();
   cluster.wait();
@@ -466,36 +481,26 @@ __global__ void __launch_bounds__(kThreads, 3)
     clear_row<T, N>(row, part.columns);
   } else {
     const RowGradient<A> gradient(options, lse);
-#pragma unroll 1
-    for (int j = threadIdx.x; j < vectors; j += kUnroll * kThreads) {
-      Vec<T, N> v[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (j + u * kThreads < vectors) v[u] = read(j + u * kThreads);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (j + u * kThreads < vectors)
-          write_gradient<T, N>(v[u], gradient, (j + u * kThreads) * N, label, row);
-      }
-    }
+    write_gradients<T, N>(here, 0, here.count, gradient, label, row);
+    write_gradients<T, N>(elsewhere, here.count, vectors, gradient, label, row);
     write_rest<T, N>(rest, gradient, part.n, part.columns, label, row);
   }
   cluster.wait();
 }
 
-static_assert(kPart <= kGroups * kUnroll * kThreads * 16);
+static_assert(kMostPart <= kGroups * kUnroll * kFusedThreads * 16);
 
-template <class T, int N>
+template <class T, int N, bool kSum>
 void launch_fused(const Tools& tools, const Logits<T>& x, const CrossEntropyOptions& options, double scale,
                   const CrossEntropyResult& result) {
   constexpr int kSize = static_cast<int>(sizeof(Vec<T, N>));
   const int vectors = x.real / N;
   int blocks = 1;
   while (tools.clusters && blocks < kMostBlocks && vectors * kSize > blocks * kPart) blocks *= 2;
-  const int kept = KeptRow<T, N>::kPossible ? std::min((vectors + blocks - 1) / blocks, kPart / kSize) : 0;
-  const auto kernel = fused_kernel<T, N>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPart),
+  const int kept =
+      KeptRow<T, N>::kPossible ? std::min((vectors + blocks - 1) / blocks, kMostPart / kSize) : 0;
+  const auto kernel = fused_kernel<T, N, kSum>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostPart),
         "take shared memory for cross_entropy");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared),
@@ -505,7 +510,7 @@ void launch_fused(const Tools& tools, const Logits<T>& x, const CrossEntropyOpti
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(x.rows) * static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(kFusedThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(kept) * kSize;
   config.stream = tools.stream;
   config.attrs = &cluster;
@@ -533,9 +538,9 @@ void cross_entropy_local(Lane& lane, const Tensor& logits, const Tensor& labels,
                          const CrossEntropyOptions& options, const CrossEntropyLocal& local) {
   if (logits.rows() == 0) return;
   visit_logits(logits, [&]<class T, int N>(T, std::integral_constant<int, N>) {
-    local_kernel<T, N><<<static_cast<unsigned>(logits.rows()), kThreads, 0, stream(lane)>>>(
-        Logits<T>(logits, labels, options), options.label_smoothing != 0, data<Acc<T>>(local.max),
-        data<Acc<T>>(local.sums));
+    const auto kernel = options.label_smoothing != 0 ? local_kernel<T, N, true> : local_kernel<T, N, false>;
+    kernel<<<static_cast<unsigned>(logits.rows()), kThreads, 0, stream(lane)>>>(
+        Logits<T>(logits, labels, options), data<Acc<T>>(local.max), data<Acc<T>>(local.sums));
     launched("run cross_entropy_local");
   });
 }
@@ -583,7 +588,8 @@ void cross_entropy_fused(Lane& lane, const Tensor& logits, const Tensor& labels,
                          const Tensor&) {
   if (logits.elems() == 0) return;
   visit_logits(logits, [&]<class T, int N>(T, std::integral_constant<int, N>) {
-    launch_fused<T, N>(tools(lane), Logits<T>(logits, labels, options), options, scale, result);
+    const auto launch = options.label_smoothing != 0 ? launch_fused<T, N, true> : launch_fused<T, N, false>;
+    launch(tools(lane), Logits<T>(logits, labels, options), options, scale, result);
     launched("run cross_entropy_fused");
   });
 }

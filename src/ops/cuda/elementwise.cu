@@ -459,7 +459,7 @@ void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const
 }
 
 std::int64_t sums_of_squares_partials(const Lane&, const FlatPieces& pieces) {
-  return pieces.chunks().dim(0);
+  return pieces.most();
 }
 
 void sums_of_squares(Lane& lane, const FlatPieces& pieces, const Tensor& x, const Tensor& partial,

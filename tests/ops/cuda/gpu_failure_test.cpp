@@ -28,11 +28,10 @@ TEST_F(CudaFailures, AKernelsErrorSaysThatItComesLate) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fail_on_gpu = [&] {
     try {
-      Arena nowhere(Device{DeviceKind::kCuda, 0}, reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40),
-                    1 << 20);
-      const Tensor x = nowhere.alloc(DType::kF32, {1000}, "nowhere");
-      ops::fill(gpu(), x, 1);
-      ops::to_host<float>(gpu(), x);
+      const Tensor here = gpu().alloc(DType::kF32, {1000}, "here");
+      Arena nowhere(Device{DeviceKind::kCuda, 0}, here.raw() + (std::ptrdiff_t{1} << 38), 1 << 20);
+      ops::fill(gpu(), nowhere.alloc(DType::kF32, {1000}, "nowhere"), 1);
+      ops::to_host<float>(gpu(), here);
     } catch (const Error& e) {
       std::fputs(e.what(), stderr);
       std::_Exit(3);
