@@ -94,9 +94,9 @@ class RmsNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
 
 
-def linear(i, o):
+def linear(i, o, std=0.02):
     layer = nn.Linear(i, o, bias=False)
-    nn.init.normal_(layer.weight, 0, 0.02)
+    nn.init.normal_(layer.weight, 0, std)
     return layer
 
 
@@ -111,8 +111,9 @@ class LlamaBlock(nn.Module):
         h = c["hidden"]
         self.heads, self.groups, self.dim = c["heads"], c["groups"], h // c["heads"]
         self.n1, self.n2 = RmsNorm(h), RmsNorm(h)
-        self.qkv, self.proj = linear(h, (self.heads + 2 * self.groups) * self.dim), linear(h, h)
-        self.fc1, self.fc2 = linear(h, 2 * c["ffn"]), linear(c["ffn"], h)
+        out = 0.02 / (2 * c["layers"]) ** 0.5  # of what is added to the residual stream
+        self.qkv, self.proj = linear(h, (self.heads + 2 * self.groups) * self.dim), linear(h, h, out)
+        self.fc1, self.fc2 = linear(h, 2 * c["ffn"]), linear(c["ffn"], h, out)
 
     def forward(self, x, cos, sin):
         b, s, h = x.shape

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +44,9 @@ void expect_in(const std::string& text, const std::vector<std::string>& parts) {
 // A cache folder of this test's own.
 class BenchOpCommand : public ::testing::Test {
  protected:
-  BenchOpCommand() : cache_(std::filesystem::path(::testing::TempDir()) / "weft_bench_test") {
+  BenchOpCommand()
+      : cache_(std::filesystem::path(::testing::TempDir()) /
+               ("weft_bench_test_" + std::to_string(getpid()))) {
     std::filesystem::remove_all(cache_);
     std::filesystem::create_directories(cache_);
     setenv("XDG_CACHE_HOME", cache_.c_str(), 1);

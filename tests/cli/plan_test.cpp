@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -62,7 +63,9 @@ TEST(PlanCommand, Json) {
                                         "--bf16",
                                         "--use-distributed-optimizer"};
   std::vector<std::string> to_output = layout, to_file = layout;
-  const std::string file = (std::filesystem::path(testing::TempDir()) / "weft_plan_test.json").string();
+  const std::string file =
+      (std::filesystem::path(testing::TempDir()) / ("weft_plan_test_" + std::to_string(getpid()) + ".json"))
+          .string();
   to_output.insert(to_output.end(), {"--json", "-"});
   to_file.insert(to_file.end(), {"--json", file});
   const Ran ran = plan(to_output);
@@ -165,8 +168,9 @@ TEST(PlanCommand, RampedBatchesAndSamplesNeedNoRunEither) {
 
 // Given batches, and a tokenizer, say what a run would learn from them.
 TEST(PlanCommand, FilesThatAreGiven) {
-  const std::string file =
-      (std::filesystem::path(testing::TempDir()) / "weft_plan_test.safetensors").string();
+  const std::string file = (std::filesystem::path(testing::TempDir()) /
+                            ("weft_plan_test_" + std::to_string(getpid()) + ".safetensors"))
+                               .string();
   std::vector<std::int32_t> ids(3 * 8 * 16, 5);
   write_safetensors(file, {{"input_ids", Tensor::borrow(ids.data(), DType::kI32, Shape{3, 8, 16})}});
   const Ran ran = weft({"plan", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -41,7 +42,9 @@ TEST(ScheduleCommand, ProgramsBubbleAndPeaks) {
 }
 
 TEST(ScheduleCommand, Svg) {
-  const std::string file = (std::filesystem::path(testing::TempDir()) / "weft_schedule_test.svg").string();
+  const std::string file = (std::filesystem::path(testing::TempDir()) /
+                            ("weft_schedule_test_" + std::to_string(getpid()) + ".svg"))
+                               .string();
   const Ran ran = schedule({"--schedule", "interleaved", "--pipeline", "2", "--virtual", "2",
                             "--microbatches", "4", "--svg", file});
   EXPECT_EQ(ran.status, 0) << ran.err;

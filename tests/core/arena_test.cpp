@@ -86,17 +86,18 @@ TEST(Arena, MetaMemoryFindsTheSize) {
   const auto play = [](Arena& arena) {
     std::mt19937 random(7);
     std::vector<Tensor> live;
-    std::vector<std::byte*> addresses;
+    std::vector<std::uintptr_t> addresses;
     for (int i = 0; i < 2000; ++i) {
       if (live.size() > 20 || (!live.empty() && random() % 3 == 0)) {
         std::swap(live[random() % live.size()], live.back());
         live.pop_back();
       } else {
         live.push_back(arena.alloc(DType::kBF16, {static_cast<std::int64_t>(1 + random() % 5000)}, "test"));
-        addresses.push_back(live.back().raw());
+        addresses.push_back(reinterpret_cast<std::uintptr_t>(live.back().raw()));
       }
     }
-    for (std::byte*& a : addresses) a -= reinterpret_cast<std::uintptr_t>(addresses.front()) - 1;
+    const std::uintptr_t first = addresses.front();  // the lowest of all
+    for (std::uintptr_t& a : addresses) a -= first;
     return addresses;
   };
   const auto meta = Arena::meta();

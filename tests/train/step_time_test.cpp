@@ -3,6 +3,7 @@
 #include "train/step_time.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -253,7 +254,9 @@ TEST(StepTime, ClockOfARank) {
   ParallelConfig parallel = two_ranks(true, false);
   parallel.ranks = 4;
   StepClock clock(rates, 16, options_of(small(2), parallel).layout, 0);
-  const auto compute = [&](double seconds) { clock.begin_traced({.cost = {.name = "x", .bytes = seconds}}, {}); };
+  const auto compute = [&](double seconds) {
+    clock.begin_traced({.cost = {.name = "x", .bytes = seconds}}, {});
+  };
   clock.begin_step(2);
   const Action forward{.kind = ActionKind::kForward}, second{.kind = ActionKind::kForward, .microbatch = 1},
       send{.kind = ActionKind::kSendActivation};
@@ -342,7 +345,9 @@ TEST(Rates, Families) {
 
 class RatesFile : public ::testing::Test {
  protected:
-  RatesFile() : path_(std::filesystem::path(::testing::TempDir()) / "weft_rates_test.json") {
+  RatesFile()
+      : path_(std::filesystem::path(::testing::TempDir()) /
+              ("weft_rates_test_" + std::to_string(getpid()) + ".json")) {
     std::filesystem::remove(path_);
   }
   ~RatesFile() override { std::filesystem::remove(path_); }
