@@ -21,6 +21,15 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   WEFT_CHECK(options.dropout >= 0 && options.dropout < 1, "{}: dropout {} is not in [0, 1)", op,
              options.dropout);
   if (options.dropout > 0) check_vector(options.sample_ids, q.dim(1), DType::kI64, op, "sample_ids");
+  WEFT_CHECK(options.window >= 0 && (options.window == 0 || options.causal) && options.soft_cap >= 0,
+             "{}: window {} (causal {}), soft cap {}", op, options.window, options.causal, options.soft_cap);
+  const Tensor& first = options.first_keys;
+  WEFT_CHECK(!first.defined() || (first.dtype() == DType::kI32 && first.contiguous() &&
+                                  first.shape() == Shape{q.dim(1), q.dim(0)}),
+             "{}: first_keys {} for q {}", op, describe(first), describe(q));
+  if (options.sinks.defined()) {
+    check_vector(options.sinks, q.columns() / d, accumulator_of(q.dtype()), op, "sinks");
+  }
 }
 
 Shape statistics(const Tensor& q, const AttentionOptions& options) {
@@ -43,8 +52,11 @@ AttentionResult attention(Lane& lane, const Tensor& q, const Tensor& k, const Te
 
 void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv) {
+                        const Tensor& dk, const Tensor& dv, const Tensor& dsinks) {
   check(q, k, v, options, "attention_backward");
+  WEFT_CHECK(dsinks.defined() == options.sinks.defined(), "attention_backward: sinks {}, dsinks {}",
+             describe(options.sinks), describe(dsinks));
+  if (dsinks.defined()) check_like(dsinks, options.sinks, "attention_backward", "dsinks");
   check_like(dout, q, "attention_backward", "dout");
   check_like(forward.out, q, "attention_backward", "out");
   check_like(dq, q, "attention_backward", "dq");
@@ -55,7 +67,7 @@ void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const T
              "attention_backward: lse {} for q {}", describe(forward.lse), describe(q));
   const Tensor scratch = lane.alloc(
       DType::kU8, {WEFT_OPS_SIZE(lane, attention_backward_scratch, q, k, options)}, "attention scratch");
-  WEFT_OPS_DISPATCH(lane, attention_backward, dout, q, k, v, forward, options, dq, dk, dv, scratch);
+  WEFT_OPS_DISPATCH(lane, attention_backward, dout, q, k, v, forward, options, dq, dk, dv, dsinks, scratch);
 }
 
 }  // namespace weft::ops

@@ -13,6 +13,16 @@ struct AttentionOptions {
   double scale = 1;               // on q·k
   bool causal = true;             // query i sees keys 0 .. i + query_offset
   std::int64_t query_offset = 0;  // keys before the first query (a KV cache)
+  // Query i stands at position i + query_offset. With a window it sees the last `window` keys up to there
+  // (its own one included); 0: all. Needs causal.
+  std::int64_t window = 0;
+  // [b, s] i32: the first key that a query sees, where documents are packed into one sequence. Undefined: 0.
+  Tensor first_keys;
+  double soft_cap =
+      0;  // scores become soft_cap · tanh(score / soft_cap) before they are masked (Gemma 2); 0: no
+  // [q_heads] f32 (f64 for f64): for each head one more score in the softmax's denominator, with no value
+  // (gpt-oss). The log-sum-exp includes it.
+  Tensor sinks;
   // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and
   // scaled by 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not
   // depend on layout: Philox counter = (key / 4 | query << 32, sample << 20 | head), word = key % 4, kept
@@ -37,9 +47,10 @@ struct AttentionResult {
 // q [s, b, q_heads · head_dim], k and v [sk, b, kv_heads · head_dim]; all may be strided views of packed qkv.
 AttentionResult attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
                           const AttentionOptions& options);
-// Writes dq, dk, dv (shapes of q, k, v; may be strided views of one packed tensor).
+// Writes dq, dk, dv (shapes of q, k, v; may be strided views of one packed tensor) and, where there are
+// sinks, their gradient.
 void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv);
+                        const Tensor& dk, const Tensor& dv, const Tensor& dsinks = {});
 
 }  // namespace weft::ops

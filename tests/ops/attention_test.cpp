@@ -15,6 +15,10 @@ struct Case {
   bool causal = true;
   std::int64_t offset = 0;
   double dropout = 0;
+  std::int64_t window = 0;
+  double soft_cap = 0;
+  bool sinks = false;
+  std::int64_t document = 0;  // length of packed documents, one more in each sample; 0: none
 };
 
 struct Inputs {
@@ -31,6 +35,8 @@ AttentionOptions options_of(Lane& lane, const Case& c) {
   o.dropout = c.dropout;
   o.dropout_key = RandomKey{5}.with("attention");
   o.first_head = 3;
+  o.window = c.window;
+  o.soft_cap = c.soft_cap;
   if (c.dropout > 0) {
     o.sample_ids = lane.alloc(DType::kI64, {c.batch}, "samples");
     for (std::int64_t b = 0; b < c.batch; ++b)
@@ -49,11 +55,22 @@ Inputs inputs_of(Lane& lane, DType dtype, const Case& c) {
   in.v = packed.slice_columns(width, width);
   in.dout = random(lane, dtype, {c.queries, c.batch, c.q_heads * c.head_dim}, 3);
   in.options = options_of(lane, c);
+  if (c.sinks) in.options.sinks = random(lane, accumulator_of(dtype), {c.q_heads}, 4, 2);
+  if (c.document > 0) {
+    in.options.first_keys = zeros(lane, DType::kI32, {c.batch, c.queries});
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      for (std::int64_t i = 0; i < c.queries; ++i) {
+        const std::int64_t length = c.document + b;
+        set_element(in.options.first_keys, b * c.queries + i,
+                    static_cast<double>((i + c.offset) / length * length));
+      }
+    }
+  }
   return in;
 }
 
 struct Reference {
-  Values out, lse, dq, dk, dv;
+  Values out, lse, dq, dk, dv, dsinks;
 };
 
 double keep(const AttentionOptions& o, std::int64_t sample, std::int64_t head, std::int64_t query,
@@ -76,22 +93,31 @@ Reference reference(const Case& c, const Inputs& in) {
   r.dk.assign(static_cast<std::size_t>(in.k.elems()), 0);
   r.dv = r.dk;
   r.lse.assign(static_cast<std::size_t>(c.batch * c.q_heads * c.queries), 0);
+  r.dsinks.assign(static_cast<std::size_t>(c.sinks ? c.q_heads : 0), 0);
   const auto at = [&](std::int64_t row, std::int64_t b, std::int64_t heads, std::int64_t head,
                       std::int64_t x) { return ((row * c.batch + b) * heads + head) * d + x; };
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t h = 0; h < c.q_heads; ++h) {
       for (std::int64_t i = 0; i < c.queries; ++i) {
         const std::int64_t seen = c.causal ? std::min(c.keys, i + c.offset + 1) : c.keys;
-        Values p(static_cast<std::size_t>(seen)), dp(p.size());
-        double sum = 0, along = 0;
-        for (std::int64_t j = 0; j < seen; ++j) {
+        std::int64_t from = c.window > 0 ? std::max<std::int64_t>(0, i + c.offset + 1 - c.window) : 0;
+        if (c.document > 0) {
+          from = std::max(from, static_cast<std::int64_t>(element(in.options.first_keys, b * c.queries + i)));
+        }
+        Values p(static_cast<std::size_t>(seen)), dp(p.size()), slope(p.size());
+        const double sink = c.sinks ? std::exp(element(in.options.sinks, h)) : 0;
+        double sum = sink, along = 0;
+        for (std::int64_t j = from; j < seen; ++j) {
           double s = 0, g = 0;
           for (std::int64_t x = 0; x < d; ++x) {
             s += element(in.q, at(i, b, c.q_heads, h, x)) * element(in.k, at(j, b, c.kv_heads, h / group, x));
             g += element(in.dout, at(i, b, c.q_heads, h, x)) *
                  element(in.v, at(j, b, c.kv_heads, h / group, x));
           }
-          p[static_cast<std::size_t>(j)] = std::exp(s * in.options.scale);
+          const double tanh = c.soft_cap > 0 ? std::tanh(s * in.options.scale / c.soft_cap) : 0;
+          slope[static_cast<std::size_t>(j)] = 1 - tanh * tanh;
+          p[static_cast<std::size_t>(j)] =
+              std::exp(c.soft_cap > 0 ? c.soft_cap * tanh : s * in.options.scale);
           sum += p[static_cast<std::size_t>(j)];
           dp[static_cast<std::size_t>(j)] = g * keep(in.options, b, h, i, j);
         }
@@ -100,9 +126,11 @@ Reference reference(const Case& c, const Inputs& in) {
           p[j] /= sum;
           along += p[j] * dp[j];
         }
-        for (std::int64_t j = 0; j < seen; ++j) {
+        if (c.sinks) r.dsinks[static_cast<std::size_t>(h)] -= sink / sum * along;
+        for (std::int64_t j = from; j < seen; ++j) {
           const double pj = p[static_cast<std::size_t>(j)], kept = pj * keep(in.options, b, h, i, j);
-          const double ds = pj * (dp[static_cast<std::size_t>(j)] - along) * in.options.scale;
+          const double ds = pj * (dp[static_cast<std::size_t>(j)] - along) *
+                            slope[static_cast<std::size_t>(j)] * in.options.scale;
           for (std::int64_t x = 0; x < d; ++x) {
             const auto qx = at(i, b, c.q_heads, h, x), kx = at(j, b, c.kv_heads, h / group, x);
             r.out[static_cast<std::size_t>(qx)] += kept * element(in.v, kx);
@@ -118,7 +146,7 @@ Reference reference(const Case& c, const Inputs& in) {
 }
 
 struct Gradients {
-  Tensor dq, dk, dv;
+  Tensor dq, dk, dv, dsinks;
 };
 
 // Into views of one packed tensor, as a packed qkv's gradient is.
@@ -132,7 +160,9 @@ Gradients backward(Lane& lane, const Inputs& in, const AttentionResult& forward)
     g = {lane.alloc(in.q.dtype(), in.q.shape(), "dq"), lane.alloc(in.k.dtype(), in.k.shape(), "dk"),
          lane.alloc(in.v.dtype(), in.v.shape(), "dv")};
   }
-  ops::attention_backward(lane, in.dout, in.q, in.k, in.v, forward, in.options, g.dq, g.dk, g.dv);
+  if (in.options.sinks.defined())
+    g.dsinks = lane.alloc(in.options.sinks.dtype(), in.options.sinks.shape(), "dsinks");
+  ops::attention_backward(lane, in.dout, in.q, in.k, in.v, forward, in.options, g.dq, g.dk, g.dv, g.dsinks);
   return g;
 }
 
@@ -148,15 +178,31 @@ const std::vector<Case> kCases = {{1, 1, 1, 1, 1, 4},
                                   {9, 80, 1, 2, 2, 8, true, 71},
                                   {40, 40, 2, 4, 2, 8, true, 0, 0.25},
                                   {1, 70, 2, 2, 2, 8, true, 69, 0.5},
-                                  {33, 100, 1, 2, 1, 12, true, 67, 0.1}};
+                                  {33, 100, 1, 2, 1, 12, true, 67, 0.1},
+                                  {130, 130, 1, 4, 2, 20, true, 0, 0, 20},
+                                  {200, 200, 2, 2, 1, 8, true, 0, 0, 64},
+                                  {70, 70, 1, 2, 2, 8, true, 0, 0, 1},
+                                  {5, 200, 1, 2, 1, 8, true, 195, 0, 70},
+                                  {1, 150, 2, 4, 4, 40, true, 149, 0, 10},
+                                  {90, 90, 2, 4, 2, 16, true, 0, 0, 0, 1.5},
+                                  {70, 70, 1, 2, 2, 64, false, 0, 0, 0, 0.7},
+                                  {2, 90, 1, 4, 2, 16, true, 88, 0, 0, 1.5},
+                                  {90, 90, 2, 4, 2, 16, true, 0, 0, 0, 0, true},
+                                  {3, 90, 2, 4, 2, 16, true, 87, 0, 0, 0, true},
+                                  {150, 150, 3, 4, 2, 8, true, 0, 0, 0, 0, false, 23},
+                                  {150, 150, 2, 4, 2, 8, true, 0, 0, 0, 0, false, 1},
+                                  {6, 150, 2, 4, 2, 8, true, 144, 0, 0, 0, false, 70},
+                                  {150, 150, 2, 6, 2, 12, true, 0, 0.2, 17, 2.5, true, 40},
+                                  {2, 150, 2, 6, 2, 12, true, 148, 0.2, 17, 2.5, true, 40}};
 
 TEST(Attention, EqualsTheWholeMatrix) {
   for (const DType dtype : kFloating) {
     for (const Case& c : kCases) {
       Bench bench(2);
-      const std::string what =
-          fmt::format("{} s{} sk{} b{} h{}/{} d{} offset {} dropout {}", name_of(dtype), c.queries, c.keys,
-                      c.batch, c.q_heads, c.kv_heads, c.head_dim, c.offset, c.dropout);
+      const std::string what = fmt::format(
+          "{} s{} sk{} b{} h{}/{} d{} offset {} dropout {} window {} cap {} sinks {} documents {}",
+          name_of(dtype), c.queries, c.keys, c.batch, c.q_heads, c.kv_heads, c.head_dim, c.offset, c.dropout,
+          c.window, c.soft_cap, c.sinks, c.document);
       const Inputs in = inputs_of(bench.lane, dtype, c);
       const Reference r = reference(c, in);
       const AttentionResult forward = ops::attention(bench.lane, in.q, in.k, in.v, in.options);
@@ -169,13 +215,14 @@ TEST(Attention, EqualsTheWholeMatrix) {
       expect_near(g.dq, r.dq, gradient_tolerance, what + " dq", 1);
       expect_near(g.dk, r.dk, gradient_tolerance, what + " dk", 1);
       expect_near(g.dv, r.dv, gradient_tolerance, what + " dv", 1);
+      if (c.sinks) expect_near(g.dsinks, r.dsinks, gradient_tolerance * 4, what + " dsinks", 1);
     }
   }
 }
 
 TEST(Attention, BackwardIsTheDerivative) {
-  for (const double dropout : {0.0, 0.3}) {
-    const Case c{70, 70, 1, 2, 1, 8, true, 0, dropout};
+  for (const Case& c : {Case{70, 70, 1, 2, 1, 8}, Case{70, 70, 1, 2, 1, 8, true, 0, 0.3},
+                        Case{70, 70, 1, 2, 1, 8, true, 0, 0, 9, 1.2, true, 30}}) {
     Bench bench;
     const Inputs in = inputs_of(bench.lane, DType::kF64, c);
     const Gradients g = backward(bench.lane, in, ops::attention(bench.lane, in.q, in.k, in.v, in.options));
@@ -185,12 +232,14 @@ TEST(Attention, BackwardIsTheDerivative) {
     expect_gradient(in.q, values_of(g.dq), loss, "dq", 37);
     expect_gradient(in.k, values_of(g.dk), loss, "dk", 17);
     expect_gradient(in.v, values_of(g.dv), loss, "dv", 17);
+    if (c.sinks) expect_gradient(in.options.sinks, values_of(g.dsinks), loss, "dsinks", 1);
   }
 }
 
 TEST(Attention, BitsDoNotDependOnWorkers) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const Case& c : {Case{200, 200, 2, 4, 2, 16}, Case{40, 40, 3, 3, 3, 16, true, 0, 0.2}}) {
+    for (const Case& c : {Case{200, 200, 2, 4, 2, 16}, Case{40, 40, 3, 3, 3, 16, true, 0, 0.2},
+                          Case{200, 200, 3, 4, 2, 16, true, 0, 0, 70, 2, true, 90}}) {
       Bench one(1);
       const Inputs in = inputs_of(one.lane, dtype, c);
       const AttentionResult forward = ops::attention(one.lane, in.q, in.k, in.v, in.options);
@@ -204,6 +253,9 @@ TEST(Attention, BitsDoNotDependOnWorkers) {
         EXPECT_TRUE(same_bits(other.dq, g.dq));
         EXPECT_TRUE(same_bits(other.dk, g.dk));
         EXPECT_TRUE(same_bits(other.dv, g.dv));
+        if (c.sinks) {
+          EXPECT_TRUE(same_bits(other.dsinks, g.dsinks));
+        }
       }
     }
   }

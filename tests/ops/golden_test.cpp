@@ -121,28 +121,61 @@ TEST(Golden, Rope) {
   });
 }
 
-TEST(Golden, CausalAttentionWithGroupedQueries) {
-  const Golden golden("attention_causal_gqa");
+// What a case of the golden data adds to causal attention with grouped queries.
+void expect_attention(const std::string& name, const std::function<void(ops::AttentionOptions&)>& add = {}) {
+  const Golden golden(name);
   for_precisions(2e-5, [&](DType dtype, double tolerance) {
     Bench bench;
     Lane& lane = bench.lane;
-    const auto load = [&](const char* name, std::int64_t width) {
-      return make(lane, dtype, {11, 2, width}, swap_first_two(golden[name], 2, 11));
+    const auto load = [&](const char* tensor, std::int64_t width) {
+      return make(lane, dtype, {11, 2, width}, swap_first_two(golden[tensor], 2, 11));
     };
     const Tensor q = load("q", 32), k = load("k", 16), v = load("v", 16), dout = load("do", 32);
     ops::AttentionOptions options;
     options.head_dim = 8;
     options.scale = 0.35355339059327373;
+    if (add) add(options);
+    const bool sinks = golden.file.contains("sinks");
+    if (sinks) options.sinks = golden.in(lane, dtype, "sinks");
     const ops::AttentionResult r = ops::attention(lane, q, k, v, options);
-    expect_near(r.out, swap_first_two(golden["o"], 2, 11), tolerance, "out");
-    expect_near(r.lse, golden["lse"], tolerance, "lse");
+    expect_near(r.out, swap_first_two(golden["o"], 2, 11), tolerance, name + " out");
+    expect_near(r.lse, golden["lse"], tolerance, name + " lse");
     const Tensor dq = zeros(lane, dtype, q.shape()), dk = zeros(lane, dtype, k.shape()),
-                 dv = zeros(lane, dtype, v.shape());
-    ops::attention_backward(lane, dout, q, k, v, r, options, dq, dk, dv);
-    expect_near(dq, swap_first_two(golden["dq"], 2, 11), tolerance, "dq");
-    expect_near(dk, swap_first_two(golden["dk"], 2, 11), tolerance, "dk");
-    expect_near(dv, swap_first_two(golden["dv"], 2, 11), tolerance, "dv");
+                 dv = zeros(lane, dtype, v.shape()), dsinks = sinks ? zeros(lane, dtype, {4}) : Tensor();
+    ops::attention_backward(lane, dout, q, k, v, r, options, dq, dk, dv, dsinks);
+    expect_near(dq, swap_first_two(golden["dq"], 2, 11), tolerance, name + " dq");
+    expect_near(dk, swap_first_two(golden["dk"], 2, 11), tolerance, name + " dk");
+    expect_near(dv, swap_first_two(golden["dv"], 2, 11), tolerance, name + " dv");
+    if (sinks) expect_near(dsinks, golden["dsinks"], tolerance, name + " dsinks");
   });
+}
+
+TEST(Golden, CausalAttentionWithGroupedQueries) {
+  expect_attention("attention_causal_gqa");
+}
+
+TEST(Golden, AttentionInAWindow) {
+  expect_attention("attention_sliding_window", [](ops::AttentionOptions& o) { o.window = 4; });
+}
+
+TEST(Golden, AttentionWithCappedScores) {
+  expect_attention("attention_softcap", [](ops::AttentionOptions& o) { o.soft_cap = 5; });
+}
+
+TEST(Golden, AttentionWithSinks) {
+  expect_attention("attention_sinks");
+}
+
+TEST(Golden, AttentionWithinPackedDocuments) {
+  Bench bench;
+  const Golden golden("attention_packed_docs");
+  const Values id = golden["doc_id"];  // [2, 11]
+  Values first(id.size());
+  for (std::size_t i = 0; i < id.size(); ++i) {
+    first[i] = i % 11 > 0 && id[i] == id[i - 1] ? first[i - 1] : static_cast<double>(i % 11);
+  }
+  const Tensor first_keys = make(bench.lane, DType::kI32, {2, 11}, first);
+  expect_attention("attention_packed_docs", [&](ops::AttentionOptions& o) { o.first_keys = first_keys; });
 }
 
 struct Loss {

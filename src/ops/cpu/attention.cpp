@@ -34,6 +34,9 @@ struct Softmax {
     for (Index i = 0; i < kQueryTile; ++i) max[i] = -std::numeric_limits<A>::infinity(), sum[i] = 0;
   }
 
+  // A score without a value, before all others.
+  void add_sink(Index i, A sink) { max[i] = sink, sum[i] = 1; }
+
   // scores [keys][kQueryTile] := exp(score − maximum so far); rescale: what older sums are to be multiplied
   // with.
   void update(A* __restrict scores, Index keys) {
@@ -73,31 +76,36 @@ void forward_tile(const AttentionSizes& z, const AttentionOptions& options, cons
   }
   transpose_tile(t.q, tile.rows, d, padded, t.qt);
   Softmax<A> softmax;
+  if (options.sinks.defined()) {
+    for (Index i = 0; i < tile.rows; ++i) softmax.add_sink(i, options.sinks.data<A>()[tile.head[i]]);
+  }
   const Index k_stride = z.batch * k.ld(), v_stride = z.batch * v.ld();
   const T* keys = k.data<T>() + tile.sample * k.ld() + kv_head * d;
   const T* values = v.data<T>() + tile.sample * v.ld() + kv_head * d;
-  for (Index first = 0; first < tile.keys; first += kKeyTile) {
+  for (Index first = tile.begin; first < tile.keys; first += kKeyTile) {
     const Index count = std::min(kKeyTile, tile.keys - first);
     load_rows(keys + first * k_stride, k_stride, count, d, padded, t.k);
     load_rows(values + first * v_stride, v_stride, count, d, padded, t.v);
     tile_product<A>(count, tile.rows, d, t.k, padded, 1, t.qt, kQueryTile, t.scores, kQueryTile, false);
+    if (options.soft_cap > 0) cap_scores(static_cast<A>(options.soft_cap), count, t.scores);
     mask_invisible(tile, first, count, -std::numeric_limits<A>::infinity(), t.scores);
     softmax.update(t.scores, count);
     if (options.dropout > 0) {
       for_dropout<A>(options, tile, first, count,
                      [&](Index j, Index i, A factor) { t.scores[j * kQueryTile + i] *= factor; });
     }
-    if (first > 0) {
+    if (first > tile.begin) {
       for (Index i = 0; i < tile.rows; ++i) {
         for (Index c = 0; c < padded; ++c) t.out[i * padded + c] *= softmax.rescale[i];
       }
     }
-    tile_product<A>(tile.rows, d, count, t.scores, 1, kQueryTile, t.v, padded, t.out, padded, first > 0);
+    tile_product<A>(tile.rows, d, count, t.scores, 1, kQueryTile, t.v, padded, t.out, padded,
+                    first > tile.begin);
   }
   for (Index i = 0; i < tile.rows; ++i) {
     const A sum = softmax.sum[i];
     // A row that sees no key is 0. Scores that are NaN or all minus infinity must show: such a row is NaN.
-    const bool blind = tile.visible[i] <= 0;
+    const bool blind = tile.blind(i);
     const A inverse = A{1} / sum;
     A* row = t.out + i * padded;
     for (Index c = 0; c < d; ++c) row[c] = blind ? A{0} : row[c] * inverse;
@@ -141,22 +149,26 @@ void forward_few(const AttentionSizes& z, const AttentionOptions& options, const
   using A = accumulator_t<T>;
   constexpr A kLowest = -std::numeric_limits<A>::infinity();
   const Index d = z.head_dim, padded = z.padded_dim;
-  A max[kFewRows], sum[kFewRows] = {}, scores[kFewRows][kKeyTile];
+  A max[kFewRows], sum[kFewRows], scores[kFewRows][kKeyTile];
   for (Index i = 0; i < tile.rows; ++i) {
     load_rows(tile.row<T>(q, i, d), 0, 1, d, padded, t.q + i * padded);
     for (Index c = 0; c < d; ++c) t.q[i * padded + c] *= static_cast<A>(options.scale);
     std::fill_n(t.out + i * padded, padded, A{0});
-    max[i] = kLowest;
+    const bool sink = options.sinks.defined();
+    max[i] = sink ? options.sinks.data<A>()[tile.head[i]] : kLowest;
+    sum[i] = sink ? 1 : 0;
   }
   const Index k_stride = z.batch * k.ld(), v_stride = z.batch * v.ld();
   const T* keys = k.data<T>() + tile.sample * k.ld() + kv_head * d;
   const T* values = v.data<T>() + tile.sample * v.ld() + kv_head * d;
-  for (Index first = 0; first < tile.keys; first += kKeyTile) {
+  const A cap = static_cast<A>(options.soft_cap);
+  for (Index first = tile.begin; first < tile.keys; first += kKeyTile) {
     const Index count = std::min(kKeyTile, tile.keys - first);
     for (Index j = 0; j < count; ++j) {
       const T* key = keys + (first + j) * k_stride;
       for (Index i = 0; i < tile.rows; ++i) {
-        scores[i][j] = first + j < tile.visible[i] ? dot<A>(t.q + i * padded, key, d) : kLowest;
+        const A score = tile.sees(i, first + j) ? dot<A>(t.q + i * padded, key, d) : kLowest;
+        scores[i][j] = cap > 0 && score != kLowest ? cap * tanh_of(score / cap) : score;
       }
     }
     for (Index i = 0; i < tile.rows; ++i) {
@@ -180,7 +192,7 @@ void forward_few(const AttentionSizes& z, const AttentionOptions& options, const
     }
   }
   for (Index i = 0; i < tile.rows; ++i) {
-    const A inverse = tile.visible[i] <= 0 ? A{0} : A{1} / sum[i];
+    const A inverse = tile.blind(i) ? A{0} : A{1} / sum[i];
     for (Index c = 0; c < d; ++c) t.out[i * padded + c] *= inverse;
     convert(t.out + i * padded, tile.row<T>(result.out, i, d), d);
     tile.statistic<A>(result.lse, i) = max[i] + std::log(sum[i]);

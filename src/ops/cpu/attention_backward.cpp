@@ -2,6 +2,7 @@
 // for each the keys in order, so dk, dv and dq are each summed in one order. With p = exp(score − lse), m the
 // dropout factors:
 //   dv = (p m)ᵀ do;  dp = m (do vᵀ);  ds = p (dp − D), D = Σ do · out;  dq = scale ds k;  dk = scale dsᵀ q
+// A capped score c tanh(s / c) passes on ds (1 − tanh²); a sink's gradient is −Σ exp(sink − lse) D.
 #include <cmath>
 
 #include "ops/cpu/attention_tiles.hpp"
@@ -15,7 +16,7 @@ template <class A>
 struct BackwardTiles {
   static Index elements(const AttentionSizes& z) {
     return 4 * z.keys * z.padded_dim + 3 * kQueryTile * z.padded_dim + 2 * z.head_dim * kQueryTile +
-           2 * kKeyTile * kQueryTile;
+           3 * kKeyTile * kQueryTile;
   }
   BackwardTiles(A* memory, const AttentionSizes& z)
       : k(memory),
@@ -28,11 +29,12 @@ struct BackwardTiles {
         qt(dq + kQueryTile * z.padded_dim),
         doutt(qt + z.head_dim * kQueryTile),
         p(doutt + z.head_dim * kQueryTile),
-        dp(p + kKeyTile * kQueryTile) {}
+        dp(p + kKeyTile * kQueryTile),
+        slope(dp + kKeyTile * kQueryTile) {}
   A *k, *v, *dk, *dv;                    // [keys][padded_dim]
   A *q, *dout, *dq;                      // [kQueryTile][padded_dim]; q times the scale
   A *qt, *doutt;                         // [head_dim][kQueryTile]
-  A *p, *dp;                             // [kKeyTile][kQueryTile]
+  A *p, *dp, *slope;                     // [kKeyTile][kQueryTile]; slope: of capped scores
   A lse[kQueryTile], along[kQueryTile];  // along: D
 };
 
@@ -50,7 +52,7 @@ void load_tile(const AttentionSizes& z, const AttentionOptions& options, const Q
     A along = 0;
     for (Index c = 0; c < d; ++c) along += grad[c] * to_acc(out[c]);
     t.along[i] = along;
-    // A row that sees no key has lse −infinity; its scores are all masked.
+    // A row that sees no key (and no sink) has lse −infinity; its scores are all masked.
     const A lse = tile.statistic<A>(forward.lse, i);
     t.lse[i] = std::isfinite(lse) ? lse : A{0};
   }
@@ -63,12 +65,17 @@ template <class A>
 void backward_tile(const AttentionSizes& z, const AttentionOptions& options, const QueryTile& tile,
                    BackwardTiles<A>& t) {
   const Index d = z.head_dim, padded = z.padded_dim;
-  for (Index first = 0; first < tile.keys; first += kKeyTile) {
+  const A cap = static_cast<A>(options.soft_cap);
+  for (Index first = tile.begin; first < tile.keys; first += kKeyTile) {
     const Index count = std::min(kKeyTile, tile.keys - first);
     const A* k = t.k + first * padded;
     tile_product<A>(count, tile.rows, d, k, padded, 1, t.qt, kQueryTile, t.p, kQueryTile, false);
     tile_product<A>(count, tile.rows, d, t.v + first * padded, padded, 1, t.doutt, kQueryTile, t.dp,
                     kQueryTile, false);
+    if (cap > 0) {
+      cap_scores(cap, count, t.p);
+      for (Index i = 0; i < count * kQueryTile; ++i) t.slope[i] = 1 - (t.p[i] / cap) * (t.p[i] / cap);
+    }
     for (Index j = 0; j < count; ++j) {
       A* __restrict row = t.p + j * kQueryTile;
       for (Index i = 0; i < kQueryTile; ++i) row[i] = exp_of(row[i] - t.lse[i]);
@@ -91,11 +98,14 @@ void backward_tile(const AttentionSizes& z, const AttentionOptions& options, con
     } else {
       score_gradient(t.dp);
     }
+    if (cap > 0) {
+      for (Index i = 0; i < count * kQueryTile; ++i) t.dp[i] *= t.slope[i];
+    }
     tile_product<A>(count, d, tile.rows, t.p, kQueryTile, 1, t.dout, padded, t.dv + first * padded, padded,
                     true);
     tile_product<A>(count, d, tile.rows, t.dp, kQueryTile, 1, t.q, padded, t.dk + first * padded, padded,
                     true);
-    tile_product<A>(tile.rows, d, count, t.dp, 1, kQueryTile, k, padded, t.dq, padded, first > 0);
+    tile_product<A>(tile.rows, d, count, t.dp, 1, kQueryTile, k, padded, t.dq, padded, first > tile.begin);
   }
 }
 
@@ -105,17 +115,23 @@ std::int64_t attention_backward_scratch(const Lane& lane, const Tensor& q, const
                                         const AttentionOptions& options) {
   const AttentionSizes z(q, k, options);
   const Index slots = std::min<Index>(lane.workers.threads(), z.batch * z.kv_heads);
-  return slots * BackwardTiles<float>::elements(z) * static_cast<Index>(bytes_of(accumulator_of(q.dtype())));
+  const Index sinks = options.sinks.defined() ? z.batch * z.q_heads : 0;
+  return (slots * BackwardTiles<float>::elements(z) + sinks) *
+         static_cast<Index>(bytes_of(accumulator_of(q.dtype())));
 }
 
 void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, const Tensor& scratch) {
+                        const Tensor& dk, const Tensor& dv, const Tensor& dsinks, const Tensor& scratch) {
   visit_floating(q.dtype(), [&]<class T>(T) {
     using A = accumulator_t<T>;
     const AttentionSizes z(q, k, options);
     const Index d = z.head_dim, padded = z.padded_dim, pieces = z.batch * z.kv_heads;
-    Slots slots(static_cast<int>(std::min<Index>(lane.workers.threads(), pieces)));
+    const Index slot_count = std::min<Index>(lane.workers.threads(), pieces);
+    Slots slots(static_cast<int>(slot_count));
+    // [batch][q_heads]: of each sample; a piece writes those of its heads.
+    A* const sink_sums = reinterpret_cast<A*>(scratch.raw()) + slot_count * BackwardTiles<A>::elements(z);
+    if (dsinks.defined()) std::fill_n(sink_sums, z.batch * z.q_heads, A{0});
     lane.workers.parallel_for(pieces, 1, [&](Index piece, Index) {
       const Slots::Lease slot(slots);
       BackwardTiles<A> t(reinterpret_cast<A*>(scratch.raw()) + slot.index() * BackwardTiles<A>::elements(z),
@@ -128,8 +144,12 @@ void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const T
       for (Index index = 0; index < z.tiles; ++index) {
         const QueryTile tile(z, options, sample, kv_head, index);
         load_tile<T>(z, options, tile, q, dout, forward, t);
-        if (tile.keys == 0) std::fill_n(t.dq, tile.rows * padded, A{0});
+        if (tile.begin >= tile.keys) std::fill_n(t.dq, tile.rows * padded, A{0});
         backward_tile(z, options, tile, t);
+        for (Index i = 0; dsinks.defined() && i < tile.rows; ++i) {
+          const A sink = options.sinks.data<A>()[tile.head[i]];
+          sink_sums[sample * z.q_heads + tile.head[i]] -= exp_of(sink - t.lse[i]) * t.along[i];
+        }
         for (Index i = 0; i < tile.rows; ++i) {
           A* row = t.dq + i * padded;
           for (Index c = 0; c < d; ++c) row[c] *= static_cast<A>(options.scale);
@@ -141,6 +161,11 @@ void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const T
         convert(t.dv + j * padded, head_of(dv) + j * z.batch * dv.ld(), d);
       }
     });
+    for (Index h = 0; dsinks.defined() && h < z.q_heads; ++h) {
+      A sum = 0;
+      for (Index b = 0; b < z.batch; ++b) sum += sink_sums[b * z.q_heads + h];
+      dsinks.data<A>()[h] = sum;
+    }
   });
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/attention.hpp"
+#include "ops/cpu/math.hpp"
 #include "ops/cpu/random_mask.hpp"
 #include "ops/cpu/support.hpp"
 #include "ops/cpu/tile_product.hpp"
@@ -45,12 +46,21 @@ struct QueryTile {
       const Index g = (first + i) / z.queries;
       query[i] = (first + i) % z.queries;
       head[i] = kv_head * z.group + g;
-      visible[i] =
-          options.causal ? std::clamp<Index>(query[i] + options.query_offset + 1, 0, z.keys) : z.keys;
+      const Index past = query[i] + options.query_offset + 1;
+      visible[i] = options.causal ? std::clamp<Index>(past, 0, z.keys) : z.keys;
+      Index from = options.window > 0 ? past - options.window : 0;
+      if (options.first_keys.defined()) {
+        from = std::max<Index>(from, options.first_keys.data<std::int32_t>()[sample * z.queries + query[i]]);
+      }
+      hidden[i] = std::clamp<Index>(from, 0, visible[i]);
       keys = std::max(keys, visible[i]);
     }
     least_visible = *std::min_element(visible.begin(), visible.begin() + rows);
+    most_hidden = *std::max_element(hidden.begin(), hidden.begin() + rows);
+    begin = *std::min_element(hidden.begin(), hidden.begin() + rows) / kKeyTile * kKeyTile;
   }
+  bool sees(Index i, Index key) const { return key >= hidden[i] && key < visible[i]; }
+  bool blind(Index i) const { return hidden[i] >= visible[i]; }
   // Where row i of a [queries, batch, q_heads · head_dim] tensor lies.
   template <class T>
   T* row(const Tensor& x, Index i, Index head_dim) const {
@@ -63,8 +73,11 @@ struct QueryTile {
 
   Index sample, first, rows;
   Index keys;           // some row sees this many
-  Index least_visible;  // every row sees the keys below this one
-  std::array<Index, kQueryTile> query{}, head{}, visible{};
+  Index least_visible;  // no row sees less than this many; all see the keys from most_hidden to there
+  Index most_hidden;
+  Index begin;  // of the first tile of keys that some row sees
+  // A row sees the keys [hidden, visible).
+  std::array<Index, kQueryTile> query{}, head{}, visible{}, hidden{};
 };
 
 // Rows [0, rows) of a tile as they are: out [rows][padded_dim], padding 0, times `factor`.
@@ -90,12 +103,19 @@ void transpose_tile(const A* in, Index rows, Index head_dim, Index padded_dim, A
 // scores [keys][kQueryTile]: `value` where a row does not see a key.
 template <class A>
 void mask_invisible(const QueryTile& tile, Index first_key, Index keys, A value, A* scores) {
-  if (first_key + keys <= tile.least_visible) return;
+  if (first_key + keys <= tile.least_visible && first_key >= tile.most_hidden) return;
   for (Index j = 0; j < keys; ++j) {
     for (Index i = 0; i < tile.rows; ++i) {
-      if (first_key + j >= tile.visible[i]) scores[j * kQueryTile + i] = value;
+      if (!tile.sees(i, first_key + j)) scores[j * kQueryTile + i] = value;
     }
   }
+}
+
+// scores [keys][kQueryTile] := cap · tanh(scores / cap)
+template <class A>
+void cap_scores(A cap, Index keys, A* __restrict scores) {
+  const A inverse = A{1} / cap;
+  for (Index i = 0; i < keys * kQueryTile; ++i) scores[i] = cap * tanh_of(scores[i] * inverse);
 }
 
 // Dropout factors of a tile: body(j, i, factor) for every key j and row i.
