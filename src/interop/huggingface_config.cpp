@@ -93,6 +93,7 @@ class Fields {
   Fields(const Json& object, std::string where, std::vector<std::string>& problems)
       : object_(object), where_(std::move(where)), problems_(problems) {}
 
+  bool contains(const char* name) const { return object_.contains(name); }
   // The field, or null when it is absent or null.
   const Json& find(const char* name) {
     used_.insert(name);
@@ -300,8 +301,14 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
   read_rope(fields, c, unknown);
   fields.only("rope_interleaved", false, "rotary pairs are half a head apart");
 
-  const bool windows = fields.boolean("use_sliding_window", type != "qwen2");
-  if (windows) fields.only("sliding_window", nullptr, "attention always sees the whole sequence");
+  if (type == "mistral") {
+    // Unlike the others it has a window when it does not say so.
+    const bool said = fields.contains("sliding_window");
+    if (!said || !fields.find("sliding_window").is_null())
+      c.sliding_window = fields.integer("sliding_window", 4096);
+  } else if (fields.boolean("use_sliding_window", type != "qwen2")) {
+    fields.only("sliding_window", nullptr, "attention of this model_type sees the whole sequence here");
+  }
   (void)fields.find("sliding_window");  // without use_sliding_window it says nothing
   if (const Json& layers = fields.find("layer_types"); layers.is_array()) {
     for (const Json& layer : layers) {
@@ -353,10 +360,6 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
     parsed.model = read_gpt2(fields);
   } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2") {
     parsed.model = read_llama(fields, parsed.type, parsed.unknown);
-    // Unlike the others it has a window when it does not say so.
-    if (parsed.type == "mistral" && !object.contains("sliding_window")) {
-      fields.problem("sliding_window is missing, which means 4096 for model_type mistral: not supported");
-    }
   } else {
     if (problems.empty()) {
       fields.problem("model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2)", parsed.type);
@@ -449,6 +452,9 @@ Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
   if (family == HuggingFaceFamily::kQwen2) {
     object["architectures"] = {"Qwen2ForCausalLM"};
     object["use_sliding_window"] = false;
+  } else if (family == HuggingFaceFamily::kMistral) {
+    object["architectures"] = {"MistralForCausalLM"};
+    object["sliding_window"] = c.sliding_window;
   } else {
     object["architectures"] = {"LlamaForCausalLM"};
     object["attention_bias"] = c.add_bias_linear;

@@ -82,6 +82,7 @@ std::vector<std::string> gpt2_obstacles(const ModelConfig& c) {
   if (c.kv_channels * c.num_attention_heads != c.hidden_size) {
     add(fmt::format("--kv-channels {}", c.kv_channels), "heads of --hidden-size / --num-attention-heads");
   }
+  if (c.sliding_window > 0) add(fmt::format("--sliding-window {}", c.sliding_window), "no windows");
   return list;
 }
 
@@ -95,6 +96,10 @@ std::vector<std::string> llama_obstacles(const ModelConfig& c) {
   if (c.rotary_interleaved) add("--rotary-interleaved", "pairs half a head apart");
   if (c.normalization != Normalization::kRmsNorm) add("--normalization LayerNorm", "RMSNorm");
   if (!c.gated) add("a plain feed-forward layer", "a gated one (--swiglu)");
+  if (c.sliding_window > 0 && (c.add_bias_linear || c.add_qkv_bias)) {
+    add(fmt::format("biases with --sliding-window {}", c.sliding_window),
+        "windows in Mistral alone, without biases");
+  }
   return list;
 }
 
@@ -106,6 +111,8 @@ const char* name_of(HuggingFaceFamily family) {
       return "gpt2";
     case HuggingFaceFamily::kLlama:
       return "llama";
+    case HuggingFaceFamily::kMistral:
+      return "mistral";
     case HuggingFaceFamily::kQwen2:
       return "qwen2";
   }
@@ -121,6 +128,7 @@ HuggingFaceFamily huggingface_family(const ModelConfig& config) {
   const std::vector<std::string> obstacles = huggingface_obstacles(config);
   if (!obstacles.empty()) throw ConfigError(obstacles);
   if (config.position_embedding == PositionEmbedding::kLearnedAbsolute) return HuggingFaceFamily::kGpt2;
+  if (config.sliding_window > 0) return HuggingFaceFamily::kMistral;
   return config.add_qkv_bias && !config.add_bias_linear ? HuggingFaceFamily::kQwen2
                                                         : HuggingFaceFamily::kLlama;
 }

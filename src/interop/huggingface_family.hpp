@@ -8,7 +8,7 @@
 
 namespace weft {
 
-enum class HuggingFaceFamily { kGpt2, kLlama, kQwen2 };
+enum class HuggingFaceFamily { kGpt2, kLlama, kMistral, kQwen2 };
 // The model_type of config.json.
 const char* name_of(HuggingFaceFamily family);
 

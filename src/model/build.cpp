@@ -278,6 +278,7 @@ class Builder {
     const nn::CoreAttentionShape shape{.head_dim = static_cast<int>(spec.head_dim),
                                        .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
                                        .dropout = spec.core_attention.dropout,
+                                       .window = spec.core_attention.window,
                                        .deterministic = spec.core_attention.deterministic,
                                        .site = nn::dropout_site(layer, "core_attention"),
                                        .first_head = tp_rank_ * spec.heads / tp_};

@@ -63,6 +63,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("num_attention_heads", c.num_attention_heads);
   visit("num_query_groups", c.num_query_groups);
   visit("kv_channels", c.kv_channels);
+  visit("sliding_window", c.sliding_window);
   visit("ffn_hidden_size", c.ffn_hidden_size);
   visit("vocab_size", c.vocab_size);
   visit("make_vocab_size_divisible_by", c.make_vocab_size_divisible_by);
@@ -176,6 +177,7 @@ class Problems {
     positive("--num-attention-heads", c_.num_attention_heads);
     positive("--num-query-groups", c_.num_query_groups, true);
     positive("--kv-channels", c_.kv_channels, true);
+    positive("--sliding-window", c_.sliding_window, true);
     positive("--ffn-hidden-size", c_.ffn_hidden_size, true);
     positive("--vocab-size", c_.vocab_size);
     positive("--make-vocab-size-divisible-by", c_.make_vocab_size_divisible_by);
@@ -341,8 +343,9 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_length) {
   const ModelConfig c = resolved(config);
   const auto weights = static_cast<double>(c.num_layers) * static_cast<double>(matrix_weights_of_layer(c)) +
                        static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
+  const std::int64_t keys = c.sliding_window > 0 ? std::min(seq_length, c.sliding_window) : seq_length;
   const auto attention = static_cast<double>(c.num_layers) * static_cast<double>(c.num_attention_heads) *
-                         static_cast<double>(c.kv_channels) * static_cast<double>(seq_length);
+                         static_cast<double>(c.kv_channels) * static_cast<double>(keys);
   return 6 * weights + 12 * attention;
 }
 

@@ -30,6 +30,7 @@ struct ModelConfig {
   std::int64_t num_attention_heads = 0;
   std::int64_t num_query_groups = 0;  // 0: num_attention_heads (no grouped queries)
   std::int64_t kv_channels = 0;       // head size; 0: hidden_size / num_attention_heads
+  std::int64_t sliding_window = 0;    // keys that a query sees, its own the last of them; 0: all before it
   std::int64_t ffn_hidden_size = 0;   // 0: 4h; gated units: 8h/3 cut down to a multiple of 64, at least 64
   std::int64_t vocab_size = 0;        // unpadded
   std::int64_t make_vocab_size_divisible_by =

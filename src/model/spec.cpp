@@ -39,13 +39,14 @@ LayerSpec layer_spec(const ModelConfig& c) {
   const LinearSpec output{c.add_bias_linear,
                           c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
 
-  SelfAttentionSpec attention{.heads = c.num_attention_heads,
-                              .groups = c.num_query_groups,
-                              .head_dim = c.kv_channels,
-                              .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
-                              .rotary = std::nullopt,
-                              .core_attention = {CoreAttentionSpec::Kind::kCausal, c.attention_dropout},
-                              .proj = output};
+  SelfAttentionSpec attention{
+      .heads = c.num_attention_heads,
+      .groups = c.num_query_groups,
+      .head_dim = c.kv_channels,
+      .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
+      .rotary = std::nullopt,
+      .core_attention = {CoreAttentionSpec::Kind::kCausal, c.attention_dropout, c.sliding_window},
+      .proj = output};
   if (c.position_embedding == PositionEmbedding::kRope) {
     const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
     attention.rotary = RotarySpec{c.rotary_base, dim, c.rotary_interleaved, c.rope_scaling};
@@ -68,7 +69,8 @@ std::string describe(const LayerSpec& layer) {
   const auto& mlp = std::get<MlpSpec>(layer.mlp);
   std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
   text += fmt::format(
-      "    self_attention  {} heads of {}, {} key/value groups{}{}{}\n", a.heads, a.head_dim, a.groups,
+      "    self_attention  {} heads of {}, {} key/value groups{}{}{}{}\n", a.heads, a.head_dim, a.groups,
+      a.core_attention.window > 0 ? fmt::format(", window {}", a.core_attention.window) : "",
       a.qkv.bias ? ", qkv bias" : "",
       a.core_attention.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
       a.core_attention.dropout > 0 ? fmt::format(", dropout {:g}", a.core_attention.dropout) : "");

@@ -36,6 +36,7 @@ struct RotarySpec {
 struct CoreAttentionSpec {
   enum class Kind { kCausal, kCached } kind = Kind::kCausal;
   double dropout = 0;
+  std::int64_t window = 0;     // keys that a query sees, its own included; 0: all
   bool deterministic = false;  // the same bits every time, on GPUs for more time and memory
   bool operator==(const CoreAttentionSpec&) const = default;
 };

@@ -60,6 +60,8 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
   options.integer("kv-channels", m.kv_channels, kSize, "size of a head")
       .also({"head-dim", "head-size"})
       .otherwise("hidden size / heads");
+  options.integer("sliding-window", m.sliding_window, kSizeOrNone,
+                  "keys that a query sees, its own the last of them; 0: all; on CPUs");
   options.integer("ffn-hidden-size", m.ffn_hidden_size, kSize, "inner width of the feed-forward layers")
       .also({"intermediate-size"})
       .otherwise("4 hidden; gated: 8/3 hidden in multiples of 64");

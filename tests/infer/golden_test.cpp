@@ -55,7 +55,8 @@ TEST_P(Golden, GreedyTokensAndLogits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Golden, testing::Values("gpt2", "llama", "llama3_rope_tied"),
+INSTANTIATE_TEST_SUITE_P(Families, Golden,
+                         testing::Values("gpt2", "llama", "llama3_rope_tied", "mistral_sliding"),
                          [](const auto& p) { return std::string(p.param); });
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(HuggingFaceConfig, Llama3) {
 }
 
 TEST(HuggingFaceConfig, BothSpellingsSayTheSame) {
-  for (const char* model : {"gpt2", "llama", "llama3_rope_tied"}) {
+  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding"}) {
     EXPECT_EQ(config_of(golden(model)), config_of(golden(model, "config.legacy.json"))) << model;
   }
   // The spelling of scaling before rope_type.
@@ -188,7 +188,7 @@ TEST(HuggingFaceConfig, UnknownFieldsAreOneWarning) {
 }
 
 TEST(HuggingFaceConfig, WrittenBackWithTheSameFields) {
-  for (const char* model : {"gpt2", "llama", "llama3_rope_tied"}) {
+  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding"}) {
     for (const char* file : {"config.json", "config.legacy.json"}) {
       Json original = golden(model, file);
       if (original["model_type"] == "llama") {
@@ -258,9 +258,20 @@ TEST(HuggingFaceConfig, LlamaWithOtherSwitches) {
 
   Json mistral = golden("llama");
   mistral["model_type"] = "mistral";
-  EXPECT_NE(refusal(mistral).find("sliding_window is missing"), std::string::npos);
+  EXPECT_EQ(config_of(mistral).sliding_window, 4096);  // Mistral's default
   mistral["sliding_window"] = nullptr;
   EXPECT_EQ(config_of(mistral), config_of(golden("llama")));
+  mistral["sliding_window"] = 7;
+  const ModelConfig windowed = config_of(mistral);
+  EXPECT_EQ(windowed.sliding_window, 7);
+  const Json written = Json::parse(config_to_huggingface(windowed, DType::kF32));
+  EXPECT_EQ(written["model_type"], "mistral");
+  EXPECT_EQ(config_of(written), windowed);
+  ModelConfig biased = windowed;
+  biased.add_bias_linear = true;
+  EXPECT_NE(
+      test::problems_from([&] { config_to_huggingface(biased, DType::kF32); }).find("--sliding-window 7"),
+      std::string::npos);
 }
 
 TEST(HuggingFaceConfig, EndTokens) {

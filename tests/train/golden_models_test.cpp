@@ -105,7 +105,9 @@ std::vector<Layout> golden_layouts() {
   const std::vector<Layout> llama = layouts_of("llama", {1, 2, 6}, 2, {"E|t|t|L"});
   const std::vector<Layout> tied = layouts_of("llama3_rope_tied", {1, 2, 4}, 2, {"Et|t||L"});
   all.insert(all.end(), llama.begin(), llama.end());
+  const std::vector<Layout> windowed = layouts_of("mistral_sliding", {1, 2}, 2, {"E|t|t|L"});
   all.insert(all.end(), tied.begin(), tied.end());
+  all.insert(all.end(), windowed.begin(), windowed.end());
   return all;
 }
 

@@ -8,6 +8,7 @@ namespace {
 ops::AttentionOptions options(const CoreAttentionShape& shape, const Microbatch& mb) {
   return {.head_dim = shape.head_dim,
           .scale = shape.scale,
+          .window = shape.window,
           .dropout = shape.dropout,
           .dropout_key = mb.dropout_key.with(shape.site),
           .sample_ids = mb.batch.sample_ids,

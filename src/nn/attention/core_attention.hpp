@@ -10,6 +10,7 @@ struct CoreAttentionShape {
   int head_dim = 0;
   double scale = 1;
   double dropout = 0;
+  std::int64_t window = 0;      // see ops::AttentionOptions
   bool deterministic = false;   // see ops::AttentionOptions
   std::uint64_t site = 0;       // of the dropout
   std::int64_t first_head = 0;  // global number of this rank's first query head
