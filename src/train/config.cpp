@@ -1,6 +1,7 @@
 #include "train/config.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 
 #include "core/check.hpp"
@@ -38,6 +39,13 @@ bool counted_by_layers(const TrainConfig& c) {
   return p.num_layers_per_virtual_pipeline_stage > 0 && p.num_virtual_stages_per_pipeline_rank == 1 &&
          !uneven(p) && c.model.num_layers > 0 &&
          layers_to_split(c) % (p.pipeline_model_parallel_size * p.num_layers_per_virtual_pipeline_stage) == 0;
+}
+
+// Whether two names lead to one file, which need not be there yet.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(a, ignored), ignored) ==
+         std::filesystem::weakly_canonical(std::filesystem::absolute(b, ignored), ignored);
 }
 
 // Collects contradictions, topic by topic.
@@ -405,7 +413,7 @@ class Problems {
 
   void log() {
     const LogConfig& l = c_.log;
-    if (!l.trace.empty() && l.trace == l.metrics) {
+    if (!l.trace.empty() && !l.metrics.empty() && same_file(l.trace, l.metrics)) {
       add("--metrics {} and --trace {} are the same file; give each its own", l.metrics, l.trace);
     }
   }

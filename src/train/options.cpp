@@ -215,11 +215,13 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
                "messages between stages travel while ranks compute");
   options.flag("tp-comm-overlap", p.tp_comm_overlap,
                "tensor-parallel messages travel under the matrix products they belong to");
-  options.choice(
-      "cuda-graph-impl", p.cuda_graph_impl,
-      {{"local", ParallelConfig::CudaGraphImpl::kLocal}, {"none", ParallelConfig::CudaGraphImpl::kNone}},
-      "on GPUs, where no rank talks to another inside a microbatch and nothing is dropped out, local gives "
-      "each microbatch to the device as one graph");
+  options
+      .choice(
+          "cuda-graph-impl", p.cuda_graph_impl,
+          {{"local", ParallelConfig::CudaGraphImpl::kLocal}, {"none", ParallelConfig::CudaGraphImpl::kNone}},
+          "on GPUs, where no rank talks to another inside a microbatch and nothing is dropped out, local "
+          "gives each microbatch to the device as one graph")
+      .also({"enable-cuda-graph", "external-cuda-graph"});
   add_recompute_options(options, p);
   options
       .real("distributed-timeout-seconds", p.distributed_timeout_seconds, kTimeouts,

@@ -387,6 +387,14 @@ TrainSummary run_rank(const Run& run, Communicator& world) {
   return summary;
 }
 
+void check_trace_file(const TrainConfig& config) {
+  const std::filesystem::path tokenizer = config.data.tokenizer_model;
+  check_output("--trace", config.log.trace,
+               {config.data.batches, config.data.text_file,
+                std::filesystem::is_directory(tokenizer) ? tokenizer / "tokenizer.json" : tokenizer,
+                config.log.metrics});
+}
+
 }  // namespace
 
 TrainSummary run_training(TrainConfig config) {
@@ -405,9 +413,7 @@ TrainSummary run_training(TrainConfig config) {
   SaveGuard guard;
   if (launch.first()) {
     if (!config.log.metrics.empty()) check_metrics_file(config.log.metrics);
-    if (!config.log.trace.empty())
-      check_output("--trace", config.log.trace,
-                   {config.data.batches, config.data.text_file, config.log.metrics});
+    if (!config.log.trace.empty()) check_trace_file(config);
     guard = prepare_save_folder(config);
     describe(config, plans);
   }

@@ -146,6 +146,38 @@ TEST_F(CommandLine, AResultNeverReplacesItsInput) {
   EXPECT_EQ(read_file(text), "the cat and the hat");
 }
 
+TEST_F(CommandLine, ATimelineNeverReplacesTheTokenizer) {
+  const std::string file = tokenizer(), before = read_file(file);
+  for (const std::string& given : {file, path("")}) {
+    const Ran ran = weft({"train",
+                          "--text-file",
+                          path("corpus.txt"),
+                          "--tokenizer-model",
+                          given,
+                          "--lr",
+                          "1e-3",
+                          "--num-layers",
+                          "1",
+                          "--hidden-size",
+                          "8",
+                          "--num-attention-heads",
+                          "2",
+                          "--seq-length",
+                          "4",
+                          "--train-iters",
+                          "3",
+                          "--split",
+                          "1",
+                          "--device",
+                          "cpu",
+                          "--trace",
+                          file});
+    EXPECT_EQ(ran.status, 2);
+    EXPECT_NE(ran.err.find("--trace " + file + " is the input"), std::string::npos) << ran.err;
+  }
+  EXPECT_EQ(read_file(file), before);
+}
+
 TEST_F(CommandLine, ATimelineOfSomeSteps) {
   const std::string tokens = path("tokens.safetensors"), trace = path("trace.json");
   std::vector<std::int32_t> ids(64, 1);
@@ -174,6 +206,9 @@ TEST_F(CommandLine, ATimelineOfSomeSteps) {
   EXPECT_EQ(missing.status, 2);
   EXPECT_NE(missing.err.find("--trace " + nowhere), std::string::npos) << missing.err;
   EXPECT_EQ(files(), 1u);  // the tokens
+  const Ran replaced = train({"--trace", tokens});
+  EXPECT_EQ(replaced.status, 2);
+  EXPECT_NE(replaced.err.find("--trace " + tokens + " is the input"), std::string::npos) << replaced.err;
 
   const Ran ran = train({"--trace", trace});
   EXPECT_EQ(ran.status, 0) << ran.err;

@@ -47,6 +47,11 @@ TEST(Config, EachContradictionNamesItsOptionsAndNumbers) {
       {[](auto& c) { c.training.fp16 = c.training.bf16 = true; }, {"--bf16", "--fp16"}},
       {[](auto& c) { c.log.trace = c.log.metrics = "run.json"; }, {"--metrics run.json", "--trace run.json"}},
       {[](auto& c) {
+         c.log.metrics = "none/../run.json";
+         c.log.trace = "./run.json";
+       },
+       {"--metrics none/../run.json", "--trace ./run.json"}},
+      {[](auto& c) {
          c.data.seq_length = 32;
          c.model.max_position_embeddings = 16;
        },
