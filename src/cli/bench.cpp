@@ -3,11 +3,11 @@
 #include <filesystem>
 
 #include "cli/commands.hpp"
-#include "io/atomic_file.hpp"
 #include "train/bench_op.hpp"
 #include "train/bench_step.hpp"
 #include "train/op_cases.hpp"
 #include "train/options.hpp"
+#include "train/rank_device.hpp"
 
 namespace weft {
 namespace {
@@ -89,9 +89,9 @@ int bench_op(Args args) {
       {{"default", BenchDType::kDefault}, {"fp32", BenchDType::kFp32}, {"bf16", BenchDType::kBf16}},
       "of operands; default: bf16 on GPUs, else fp32");
   options.integer("rounds", bench.rounds, {.low = 1}, "runs of each operation, of which the median counts");
-  options.integer("tokens", bench.tokens, {.low = 0}, "rows of activations")
+  options.integer("tokens", bench.tokens, {.low = 1}, "rows of activations")
       .otherwise("--micro-batch-size times --seq-length");
-  options.real("params", bench.parameters, {.low = 0, .high = 1e12}, "parameters that the optimizer visits")
+  options.real("params", bench.parameters, {.low = 1, .high = 1e12}, "parameters that the optimizer visits")
       .otherwise("the model's");
   options
       .text("save-rates", save, "FILE",
@@ -106,16 +106,21 @@ int bench_op(Args args) {
         return problems;
       })))
     return 0;
+  bench.batch_given = options.given("micro-batch-size");
   if (dtype != BenchDType::kDefault) {
     config.training.fp32 = dtype == BenchDType::kFp32;
     config.training.bf16 = dtype == BenchDType::kBf16;
+    config.training.fp16 = config.training.fp64 = false;
   }
-  if (!save.empty() && save != kCache) check_output("--save-rates", save);
+  choose_device(config, 1);
+  std::filesystem::path path;
+  if (!save.empty()) {
+    const bool cuda = config.parallel.device == ParallelConfig::Device::kCuda;
+    path = rates_target(save == kCache ? "" : save, device_name(cuda ? DeviceKind::kCuda : DeviceKind::kCpu));
+  }
   const BenchOpResult result = run_bench_op(config, bench);
   print(to_string(result));
   if (save.empty()) return 0;
-  const std::filesystem::path path = save == kCache ? rates_file(result.device) : std::filesystem::path(save);
-  if (path.empty()) config_fail("--save-rates: neither XDG_CACHE_HOME nor HOME says where; give it a FILE");
   write_rates(path, rates_of(result));
   print(fmt::format("rates={}\n", path.string()));
   return 0;

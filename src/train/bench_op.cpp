@@ -16,13 +16,14 @@ namespace weft {
 namespace {
 
 // The model and the microbatch, where nothing was said.
-void use_defaults(TrainConfig& config, bool cuda) {
+void use_defaults(TrainConfig& config, const BenchOpOptions& options, bool cuda) {
   ModelConfig& m = config.model;
   if (m.num_layers == 0 && m.hidden_size == 0 && m.num_attention_heads == 0) {
     m.num_layers = cuda ? 12 : 4;
     m.hidden_size = cuda ? 768 : 256;
     m.num_attention_heads = cuda ? 12 : 4;
-    if (config.training.micro_batch_size == 1) config.training.micro_batch_size = cuda ? 64 : 4;
+    if (!options.batch_given && config.training.micro_batch_size == 1)
+      config.training.micro_batch_size = cuda ? 64 : 4;
   }
   if (m.num_layers == 0) m.num_layers = 1;
   if (m.vocab_size == 0) m.vocab_size = cuda ? 50257 : 8192;
@@ -43,6 +44,11 @@ OpShapes shapes_of(const TrainConfig& config, const BenchOpOptions& options, DTy
           fmt::format("--tokens {} is no multiple of --seq-length {}", options.tokens, shapes.sequence));
     }
     shapes.batch = options.tokens / shapes.sequence;
+  }
+  constexpr std::int64_t kMostTokens = (std::int64_t{1} << 31) - 1;
+  if (shapes.sequence > kMostTokens / std::max<std::int64_t>(shapes.batch, 1)) {
+    problems.push_back(fmt::format("--micro-batch-size {} x --seq-length {} are more than {} tokens",
+                                   shapes.batch, shapes.sequence, kMostTokens));
   }
   const std::vector<std::string> names = op_names();
   for (const std::string& op : options.ops) {
@@ -93,8 +99,7 @@ double median_ms(Lane& lane, const PreparedOp& op, std::int64_t rounds) {
 }
 
 void check_room(std::size_t bytes, DeviceKind kind) {
-  const Gpus gpus = kind == DeviceKind::kCuda ? find_gpus() : Gpus{};
-  const std::size_t room = gpus.list.empty() ? available_memory() : gpus.list.front().free;
+  const std::size_t room = kind == DeviceKind::kCuda ? gpu_memory(0).free : available_memory();
   if (bytes <= room) return;
   config_fail(
       "the largest operation needs {:.1f} MiB, and {:.1f} MiB are free on the {}; take fewer --tokens or "
@@ -120,7 +125,7 @@ BenchOpResult run_bench_op(TrainConfig config, const BenchOpOptions& options) {
   BenchOpResult result;
   result.kind =
       config.parallel.device == ParallelConfig::Device::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
-  use_defaults(config, result.kind == DeviceKind::kCuda);
+  use_defaults(config, options, result.kind == DeviceKind::kCuda);
   result.dtype = dtype_of_precision(config.training.precision());
   result.device = device_name(result.kind);
   result.threads = result.kind == DeviceKind::kCpu ? threads_per_rank(config.training.cpu_threads, 1) : 0;

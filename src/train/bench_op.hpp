@@ -16,6 +16,7 @@ struct BenchOpOptions {
   std::int64_t rounds = 7;       // the median of so many
   std::int64_t tokens = 0;       // in place of micro batch size x sequence length; 0: those
   double parameters = 0;         // of the optimizer's flat memory; 0: the model's
+  bool batch_given = false;      // the config's micro batch size was said, even if it is the default
 };
 
 struct OpTime {

@@ -248,7 +248,8 @@ std::string to_json(const RunPlan& plan) {
                                    {"total_bytes_sent", plan.traffic()},
                                    {"step_time", json_of_time(plan)},
                                    {"pipeline_ranks", ranks}};
-  return all.dump(2) + "\n";
+  // A file's name need not be UTF-8.
+  return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace weft

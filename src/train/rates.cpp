@@ -46,8 +46,7 @@ class Reader {
   }
 
   Rates read(DeviceKind kind, DType dtype) const {
-    Rates r{
-        .device = value<std::string>(all_, "device"), .kind = kind, .dtype = dtype, .source = path_.string()};
+    Rates r{.device = device(), .kind = kind, .dtype = dtype, .source = path_.string()};
     const auto of = value<std::string>(all_, "kind");
     if (of != name_of(kind)) {
       config_fail(
@@ -58,8 +57,8 @@ class Reader {
     const Json& links = object(all_, "links");
     r.node = link(object(links, "node"));
     r.network = link(object(links, "network"));
-    r.ranks_per_node = static_cast<std::int64_t>(positive(links, "ranks_per_node"));
-    const Json& by_dtype = object(all_, "rates");
+    r.ranks_per_node = count(links, "ranks_per_node", 1);
+    const Json& by_dtype = rates();
     if (!by_dtype.contains(dtype_key(dtype))) {
       config_fail(
           "{} has no rates of {}; measure them with weft bench op --device {} --dtype {} --save-rates {}",
@@ -67,7 +66,7 @@ class Reader {
           path_.string());
     }
     const Json& mine = object(by_dtype, dtype_key(dtype).c_str());
-    r.threads = static_cast<int>(number(mine, "threads"));
+    r.threads = static_cast<int>(count(mine, "threads", 0));
     r.copy_rate = positive(mine, "copy_bytes_per_second");
     r.product_rate = positive(mine, "product_flops_per_second");
     r.peak = number(mine, "peak_flops_per_second");
@@ -80,6 +79,9 @@ class Reader {
   }
 
   const Json& all() const { return all_; }
+  // Whose rates it holds.
+  std::string device() const { return value<std::string>(all_, "device"); }
+  const Json& rates() const { return object(all_, "rates"); }
 
  private:
   template <class T>
@@ -108,6 +110,15 @@ class Reader {
     if (n == 0) config_fail("{}: \"{}\" is 0, and must be more", path_.string(), key);
     return n;
   }
+  std::int64_t count(const Json& from, const char* key, std::int64_t low) const {
+    constexpr double kMost = 1 << 30;
+    const double n = number(from, key);
+    if (n < static_cast<double>(low) || n > kMost || n != std::floor(n)) {
+      config_fail("{}: \"{}\" is {}, and must be a whole number from {} to {}", path_.string(), key, n, low,
+                  kMost);
+    }
+    return static_cast<std::int64_t>(n);
+  }
   Link link(const Json& from) const {
     return {positive(from, "bytes_per_second"), number(from, "latency_seconds")};
   }
@@ -115,6 +126,22 @@ class Reader {
   std::filesystem::path path_;
   Json all_;
 };
+
+// What stands in the file that is to take the rates of this device; nothing where there is no file.
+std::optional<Json> before_writing(const std::filesystem::path& path, const std::string& device) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  if (!std::filesystem::is_regular_file(path)) {
+    config_fail("--save-rates {}: it is no ordinary file, and rates are added to those that a file holds",
+                path.string());
+  }
+  const Reader reader(path);
+  if (reader.device() != device) {
+    config_fail("--save-rates {}: it holds the rates of {}, and these are of {}; give another file",
+                path.string(), reader.device(), device);
+  }
+  reader.rates();
+  return reader.all();  // with links that someone may have measured
+}
 
 }  // namespace
 
@@ -236,6 +263,23 @@ std::filesystem::path rates_file(const std::string& device) {
   return folder / (name + ".json");
 }
 
+std::filesystem::path rates_target(const std::string& file, const std::string& device) {
+  std::filesystem::path path = file;
+  if (file.empty()) {
+    path = rates_file(device);
+    if (path.empty()) config_fail("--save-rates: neither XDG_CACHE_HOME nor HOME says where; give it a FILE");
+    std::error_code error;
+    std::filesystem::create_directories(path.parent_path(), error);
+    if (error) {
+      config_fail("--save-rates: the folder {} cannot be made: {}; give it a FILE",
+                  path.parent_path().string(), error.message());
+    }
+  }
+  check_output("--save-rates", path);
+  before_writing(path, device);
+  return path;
+}
+
 void write_rates(const std::filesystem::path& path, const Rates& r) {
   Json all{
       {"format", kFormat},
@@ -244,21 +288,13 @@ void write_rates(const std::filesystem::path& path, const Rates& r) {
       {"links",
        {{"node", json_of(r.node)}, {"network", json_of(r.network)}, {"ranks_per_node", r.ranks_per_node}}},
       {"rates", Json::object()}};
-  if (std::filesystem::exists(path)) {
-    Json before = Reader(path).all();
-    if (before.value("device", "") != r.device) {
-      config_fail("--save-rates {}: it holds the rates of {}, and these are of {}; give another file",
-                  path.string(), before.value("device", "?"), r.device);
-    }
-    all = std::move(before);  // with links that someone may have measured
-  }
+  if (std::optional<Json> before = before_writing(path, r.device)) all = *std::move(before);
   all["rates"][dtype_key(r.dtype)] = {{"threads", r.threads},
                                       {"copy_bytes_per_second", r.copy_rate},
                                       {"product_flops_per_second", r.product_rate},
                                       {"peak_flops_per_second", r.peak},
                                       {"seconds_per_operation", r.per_operation},
                                       {"efficiency", r.efficiency}};
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
   write_file(path, all.dump(2) + "\n");
 }
 

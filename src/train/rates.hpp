@@ -68,6 +68,9 @@ std::filesystem::path cache_folder(const std::string& name);
 // cache_folder("rates") / DEVICE.json
 std::filesystem::path rates_file(const std::string& device);
 
+// Where --save-rates writes: `file`, or where that is empty rates_file(), whose folder it makes. ConfigError
+// when write_rates could not: so it is known before anything is measured.
+std::filesystem::path rates_target(const std::string& file, const std::string& device);
 // One file holds a device's rates of each dtype: writing one leaves the others. ConfigError naming the file
 // when what is there is not such a file, or is another device's.
 void write_rates(const std::filesystem::path& path, const Rates& rates);

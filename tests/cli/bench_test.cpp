@@ -77,6 +77,38 @@ TEST_F(BenchOpCommand, BadOptions) {
   EXPECT_EQ(weft({"bench", "ops"}).status, 2);
 }
 
+TEST_F(BenchOpCommand, WhatIsSaidIsMeasured) {
+  // One precision, the one that --dtype names.
+  expect_in(
+      weft(with_model({"bench", "op", "--rounds", "1", "--op", "norm", "--fp16", "--dtype", "fp32"})).out,
+      {" in F32"});
+  expect_in(weft({"bench", "op", "--rounds", "1", "--op", "add_in_place", "--device", "cpu", "--cpu-threads",
+                  "1", "--micro-batch-size", "1"})
+                .out,
+            {"add_in_place             256x256 "});
+  for (const auto& [option, value] : {std::pair{"--params", "0.5"}, {"--tokens", "0"}}) {
+    const Ran ran = weft(with_model({"bench", "op", "--rounds", "1", "--op", "adamw", option, value}));
+    EXPECT_EQ(ran.status, 2);
+    expect_in(ran.err, {std::string(option) + " " + value});
+  }
+}
+
+// Nothing is measured that could not be saved.
+TEST_F(BenchOpCommand, AFileThatIsNoneOfRatesStays) {
+  const std::string file = (cache_ / "notes.txt").string();
+  write_file(file, "notes");
+  const Ran ran = weft(with_model({"bench", "op", "--rounds", "1", "--save-rates", file}));
+  EXPECT_EQ(ran.status, 2);
+  EXPECT_EQ(ran.out, "");
+  expect_in(ran.err, {file + " is not JSON"});
+  EXPECT_EQ(read_file(file), "notes");
+  write_file(cache_ / "weft", "a file where the folder should be");
+  const Ran nowhere = weft(with_model({"bench", "op", "--rounds", "1", "--save-rates"}));
+  EXPECT_EQ(nowhere.status, 2);
+  EXPECT_EQ(nowhere.out, "");
+  expect_in(nowhere.err, {"--save-rates: the folder "});
+}
+
 // Saved where nothing is said, rates are what a plan on this machine goes by; in a file, what it is told to.
 TEST_F(BenchOpCommand, SavedRatesAreReadByThePlan) {
   const std::vector<std::string> plan = with_model({"plan", "--json", "-", "--global-batch-size", "3"});
@@ -113,6 +145,15 @@ TEST_F(BenchOpCommand, SavedRatesAreReadByThePlan) {
   std::vector<std::string> half = plan;
   half.emplace_back("--bf16");
   EXPECT_TRUE(step_time(weft(half)).is_null()) << "nothing was measured in bf16";
+}
+
+// A file's name is bytes; JSON is UTF-8.
+TEST_F(BenchOpCommand, AFileNamedInNoEncoding) {
+  const std::string file = (cache_ / "r\xff.json").string();
+  EXPECT_EQ(weft(with_model({"bench", "op", "--rounds", "1", "--save-rates", file})).status, 0);
+  const Ran ran = weft(with_model({"plan", "--json", "-", "--rates", file}));
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  expect_in(ran.out, {"r\uFFFD.json"});
 }
 
 TEST_F(BenchOpCommand, PlanSaysWhatIsWrongWithRates) {

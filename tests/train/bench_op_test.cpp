@@ -110,6 +110,15 @@ TEST(BenchOp, OneOperationWithItsOwnSizes) {
   EXPECT_EQ(named(result, "attention").shape.substr(0, 5), "256x2");
 }
 
+// A batch of one is taken for the default only where nobody said it.
+TEST(BenchOp, ABatchOfOne) {
+  TrainConfig config;
+  config.parallel.device = ParallelConfig::Device::kCpu;
+  const BenchOpOptions options{.ops = {"add_in_place"}, .rounds = 1, .batch_given = true};
+  EXPECT_EQ(run_bench_op(config, options).times.front().shape, "256x256");
+  EXPECT_EQ(run_bench_op(config, {.ops = {"add_in_place"}, .rounds = 1}).times.front().shape, "1024x256");
+}
+
 TEST(BenchOp, Problems) {
   const auto problems = [](TrainConfig config, const BenchOpOptions& options) {
     try {
@@ -127,6 +136,12 @@ TEST(BenchOp, Problems) {
   EXPECT_NE(all.find("--op gem is none of gemm, bias_gradient"), std::string::npos) << all;
   EXPECT_NE(all.find("--tokens 33 is no multiple of --seq-length 16"), std::string::npos) << all;
   EXPECT_NE(all.find("num-attention-heads"), std::string::npos) << all;
+  config = tiny();
+  config.training.micro_batch_size = config.data.seq_length = (std::int64_t{1} << 31) - 1;
+  const std::vector<std::string> tokens = problems(config, {.ops = {"attention"}});
+  ASSERT_EQ(tokens.size(), 1u);
+  EXPECT_NE(tokens.front().find("--micro-batch-size 2147483647 x --seq-length 2147483647"), std::string::npos)
+      << tokens.front();
   const std::vector<std::string> large = problems(tiny(), {.ops = {"adamw"}, .parameters = 1e12});
   ASSERT_EQ(large.size(), 1u);
   EXPECT_NE(large.front().find("MiB are free on the machine"), std::string::npos) << large.front();

@@ -430,6 +430,40 @@ TEST_F(RatesFile, WhatIsWrongWithIt) {
   has(problem(), "\"links\" is missing");
   broken("\"norm\": 0", "\"norm\": 0.0, \"x\": 0");
   has(problem(), "\"norm\" is 0");
+  // What is counted: ranks are divided by the first of these.
+  for (const char* wrong : {"0.5, \"x\": ", "0, \"x\": ", "1e300, \"x\": "}) {
+    broken("\"ranks_per_node\": ", "\"ranks_per_node\": " + std::string(wrong));
+    has(problem(), "must be a whole number from 1 to");
+  }
+  broken("\"threads\": ", "\"threads\": 1e300, \"x\": ");
+  has(problem(), "\"threads\" is 1e+300, and must be a whole number");
+}
+
+// What keeps rates from being written is known before they are measured.
+TEST_F(RatesFile, WhereTheyAreWritten) {
+  const auto refused = [&](const std::string& file, const std::string& part) {
+    try {
+      rates_target(file, "NVIDIA H200");
+      ADD_FAILURE() << file;
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  EXPECT_EQ(rates_target(path_, "NVIDIA H200"), path_);
+  write_rates(path_, h200_rates());
+  EXPECT_EQ(rates_target(path_, "NVIDIA H200"), path_);
+  write("of someone else");
+  refused(path_, "is not JSON");
+  write(R"({"format": "weft rates 1", "device": "NVIDIA A100", "rates": {}})");
+  refused(path_, "it holds the rates of NVIDIA A100, and these are of NVIDIA H200");
+  write(R"({"format": "weft rates 1", "device": 5, "rates": {}})");
+  refused(path_, "\"device\" is missing or not of its type");
+  write(R"({"format": "weft rates 1", "device": "NVIDIA H200", "rates": []})");
+  refused(path_, "\"rates\" is missing or no object");
+  EXPECT_THROW(write_rates(path_, h200_rates()), ConfigError);
+  refused("/dev/null", "--save-rates /dev/null");
+  refused(::testing::TempDir(), "--save-rates");
+  refused(path_ / "x.json", "--save-rates");
 }
 
 }  // namespace
