@@ -18,7 +18,7 @@ struct Gpu {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
-  std::size_t memory = 0, free = 0;  // bytes
+  std::size_t memory = 0;  // bytes
 };
 
 struct Gpus {

@@ -115,11 +115,14 @@ class RankState {
   // Ends a group: in the ordinary way, for which NCCL waits until its operations are done and the other ranks
   // leave too; or, where this rank leaves alone, at once.
   void remove(ncclComm_t comm, bool at_once) {
-    const std::lock_guard lock(mutex_);
-    const auto at =
-        std::find_if(comms_.begin(), comms_.end(), [&](const Group& g) { return g.comm == comm; });
-    if (at == comms_.end()) return;  // aborted
-    comms_.erase(at);
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at =
+          std::find_if(comms_.begin(), comms_.end(), [&](const Group& g) { return g.comm == comm; });
+      if (at == comms_.end()) return;  // aborted
+      comms_.erase(at);
+    }
+    // Outside of the lock: meanwhile the watchdog looks after the other groups.
     at_once ? ncclCommAbort(comm) : ncclCommDestroy(comm);
   }
 
@@ -399,6 +402,7 @@ class NcclCommunicator final : public Communicator {
   // while another still takes or frees memory (as joining does): that waits for all kernels of the process,
   // those of ranks that share its GPU too, and keeps others from starting what these wait for.
   void connect() const {
+    state_->check_alive();  // a group of a rank that has failed is none
     OnHost host;
     auto* const here = static_cast<char*>(state_->scratch());
     must(ncclGroupStart(), "connect");

@@ -57,8 +57,7 @@ Gpus find_gpus() {
                          .major = p.major,
                          .minor = p.minor,
                          .multiprocessors = p.multiProcessorCount,
-                         .memory = p.totalGlobalMem,
-                         .free = p.totalGlobalMem});
+                         .memory = p.totalGlobalMem});
   }
   return gpus;
 }

@@ -514,7 +514,7 @@ void launch_fused(const Tools& tools, const Logits<T>& x, const CrossEntropyOpti
   config.dynamicSmemBytes = static_cast<std::size_t>(kept) * kSize;
   config.stream = tools.stream;
   config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.numAttrs = tools.clusters ? 1 : 0;  // chips without clusters do not know the word
   check(cudaLaunchKernelEx(&config, kernel, x, LossOptions(options), GradientOptions(options, scale), kept,
                            data<Acc<T>>(result.losses), data<Acc<T>>(result.lse)),
         "run cross_entropy_fused");
