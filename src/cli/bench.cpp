@@ -95,7 +95,7 @@ int bench_op(Args args) {
       .otherwise("the model's");
   options
       .text("save-rates", save, "FILE",
-            "write what all operations reach to a file that weft plan reads; without FILE to "
+            "write what all operations reach to a file that weft plan reads; without FILE, or as cache, to "
             "~/.cache/weft/rates/DEVICE.json")
       .alone_means(kCache);
   add_train_options(options, config);
