@@ -35,10 +35,6 @@ constexpr std::array kScalingNames = {
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLinear, "linear"},
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLlama3, "llama3"},
 };
-constexpr std::array kActivations = {
-    ops::Activation::kGeluTanh, ops::Activation::kGeluErf,     ops::Activation::kSilu,
-    ops::Activation::kRelu,     ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu,
-};
 
 const auto& names_of(PositionEmbedding) {
   return kPositionNames;
@@ -49,10 +45,8 @@ const auto& names_of(Normalization) {
 const auto& names_of(RopeScaling::Kind) {
   return kScalingNames;
 }
-auto names_of(ops::Activation) {
-  std::array<EnumName<ops::Activation>, kActivations.size()> names{};
-  for (std::size_t i = 0; i < names.size(); ++i) names[i] = {kActivations[i], ops::name_of(kActivations[i])};
-  return names;
+const auto& names_of(ops::Activation) {
+  return ops::kActivations;
 }
 
 // Calls visit(name, member) for every field: the one list that writing and reading share.

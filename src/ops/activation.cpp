@@ -19,19 +19,8 @@ Shape halved(const Tensor& x, const char* op) {
 }  // namespace
 
 const char* name_of(Activation activation) {
-  switch (activation) {
-    case Activation::kGeluTanh:
-      return "gelu_tanh";
-    case Activation::kGeluErf:
-      return "gelu_erf";
-    case Activation::kSilu:
-      return "silu";
-    case Activation::kRelu:
-      return "relu";
-    case Activation::kSquaredRelu:
-      return "squared_relu";
-    case Activation::kQuickGelu:
-      return "quick_gelu";
+  for (const ActivationName& row : kActivations) {
+    if (row.value == activation) return row.name;
   }
   return "?";
 }

@@ -107,9 +107,8 @@ TEST(ModelConfig, JsonRoundTrip) {
   c.norm_epsilon = 0.1 + 0.2;  // no short decimal
   EXPECT_EQ(model_config_from_json(to_json(c)), c);
   EXPECT_EQ(model_config_from_json(to_json(small())), small());
-  for (const auto activation : {ops::Activation::kGeluErf, ops::Activation::kRelu,
-                                ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu}) {
-    c.activation = activation;
+  for (const ops::ActivationName& row : ops::kActivations) {
+    c.activation = row.value;
     EXPECT_EQ(model_config_from_json(to_json(c)), c);
   }
 }

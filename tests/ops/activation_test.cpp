@@ -11,10 +11,6 @@ namespace {
 using namespace test;
 using ops::Activation;
 
-const std::vector<Activation> kAll = {Activation::kGeluTanh,    Activation::kGeluErf,
-                                      Activation::kSilu,        Activation::kRelu,
-                                      Activation::kSquaredRelu, Activation::kQuickGelu};
-
 double value(Activation kind, double x) {
   switch (kind) {
     case Activation::kGeluTanh:
@@ -35,7 +31,8 @@ double value(Activation kind, double x) {
 
 TEST(Activation, ValuesOfAllTypes) {
   for (const DType dtype : kFloating) {
-    for (const Activation kind : kAll) {
+    for (const ops::ActivationName& row : ops::kActivations) {
+      const Activation kind = row.value;
       for (const Shape& shape : std::vector<Shape>{{1}, {3, 17}, {2, 5, 65}, {20000}}) {
         Bench bench(2);
         const Tensor x = random_strided(bench.lane, dtype, shape, 1, 3);
@@ -49,7 +46,8 @@ TEST(Activation, ValuesOfAllTypes) {
 }
 
 TEST(Activation, BackwardIsTheDerivative) {
-  for (const Activation kind : kAll) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const Activation kind = row.value;
     Bench bench;
     Lane& lane = bench.lane;
     const Tensor x = random(lane, DType::kF64, {3, 34}, 1, 2), dy = random(lane, DType::kF64, {3, 34}, 2);
@@ -67,7 +65,8 @@ TEST(Activation, BackwardIsTheDerivative) {
 // The narrow types against the double twin on the same (rounded) inputs.
 TEST(Activation, NarrowTypesFollowDouble) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const Activation kind : kAll) {
+    for (const ops::ActivationName& row : ops::kActivations) {
+      const Activation kind = row.value;
       Bench bench(2);
       Lane& lane = bench.lane;
       const double tolerance = unit(dtype) * 1.01 + unit(DType::kF32) * 8;
@@ -88,7 +87,8 @@ TEST(Activation, NarrowTypesFollowDouble) {
 
 TEST(Activation, LargeArgumentsSaturate) {
   Bench bench;
-  for (const Activation kind : kAll) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const Activation kind = row.value;
     const Values x = {-1e4, -100, -20, 0, 20, 100, 1e4};
     const Tensor t = make(bench.lane, DType::kF32, {7}, x);
     Values y(7);
@@ -101,7 +101,8 @@ TEST(Activation, LargeArgumentsSaturate) {
 
 TEST(Activation, NotANumberStaysSo) {
   Bench bench;
-  for (const Activation kind : kAll) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const Activation kind = row.value;
     const Tensor t = make(bench.lane, DType::kF32, {2}, {std::nan(""), 1});
     EXPECT_TRUE(std::isnan(element(ops::activation(bench.lane, kind, t), 0))) << ops::name_of(kind);
   }
@@ -140,7 +141,8 @@ TEST(Math, FloatFunctionsAreWithinTwoUlp) {
 }
 
 TEST(Activation, WorkersAndMeta) {
-  for (const Activation kind : kAll) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const Activation kind = row.value;
     Bench one(1), two(2), three(3);
     const Tensor x = random(one.lane, DType::kBF16, {90, 400}, 1);
     const Tensor y = ops::gated_activation(one.lane, kind, x);

@@ -22,6 +22,7 @@ struct Function {
     } else if constexpr (kKind == Activation::kSquaredRelu) {
       return x < A{0} ? A{0} : x * x;
     } else {
+      static_assert(kKind == Activation::kQuickGelu, "this activation has no formula here");
       return x * sigmoid_of(A(1.702) * x);
     }
   }
@@ -44,6 +45,7 @@ struct Function {
     } else if constexpr (kKind == Activation::kSquaredRelu) {
       return x > A{0} ? A{2} * x : A{0};
     } else {
+      static_assert(kKind == Activation::kQuickGelu, "this activation has no derivative here");
       const A s = sigmoid_of(A(1.702) * x);
       return s * (A{1} + A(1.702) * x * (A{1} - s));
     }
@@ -53,24 +55,6 @@ struct Function {
   static constexpr A kTanhFactor = A(0.79788456080286535588);  // √(2/π)
   WEFT_ALWAYS_INLINE static A inner(A x) { return kTanhFactor * (x + A(0.044715) * x * x * x); }
 };
-
-template <class Body>
-void visit_activation(Activation kind, Body&& body) {
-  switch (kind) {
-    case Activation::kGeluTanh:
-      return body(std::integral_constant<Activation, Activation::kGeluTanh>{});
-    case Activation::kGeluErf:
-      return body(std::integral_constant<Activation, Activation::kGeluErf>{});
-    case Activation::kSilu:
-      return body(std::integral_constant<Activation, Activation::kSilu>{});
-    case Activation::kRelu:
-      return body(std::integral_constant<Activation, Activation::kRelu>{});
-    case Activation::kSquaredRelu:
-      return body(std::integral_constant<Activation, Activation::kSquaredRelu>{});
-    case Activation::kQuickGelu:
-      return body(std::integral_constant<Activation, Activation::kQuickGelu>{});
-  }
-}
 
 // Calls body(F, T) with F<A> the function and T the element type.
 template <class Body>

@@ -65,6 +65,9 @@ struct Function {
     } else if constexpr (kKind == Activation::kSquaredRelu) {
       return {x < A{0} ? A{0} : x * x, x > A{0} ? A{2} * x : A{0}};
     } else {
+      static_assert(
+          kKind == Activation::kGeluTanh || kKind == Activation::kSilu || kKind == Activation::kQuickGelu,
+          "this activation has no formula here");
       const A z = inner(x);
       if constexpr (!kDerivative) return {times_sigmoid<kShort<T>>(x, z), A{0}};
       const A s = times_sigmoid<kShort<T>>(A{1}, z);
@@ -248,24 +251,6 @@ void launch_again_with_sums(cudaStream_t stream, const Tensor& dy, const Tensor&
   const dim3 grid(blocks_for(x.columns(), 32 * N), static_cast<unsigned>(chunks));
   again_with_sums<F, T, N><<<grid, 32 * kSumWarps, 0, stream>>>(op, x.rows(), x.columns(), partial);
   launched("run activation_again");
-}
-
-template <class Body>
-void visit_activation(Activation kind, Body&& body) {
-  switch (kind) {
-    case Activation::kGeluTanh:
-      return body(std::integral_constant<Activation, Activation::kGeluTanh>{});
-    case Activation::kGeluErf:
-      return body(std::integral_constant<Activation, Activation::kGeluErf>{});
-    case Activation::kSilu:
-      return body(std::integral_constant<Activation, Activation::kSilu>{});
-    case Activation::kRelu:
-      return body(std::integral_constant<Activation, Activation::kRelu>{});
-    case Activation::kSquaredRelu:
-      return body(std::integral_constant<Activation, Activation::kSquaredRelu>{});
-    case Activation::kQuickGelu:
-      return body(std::integral_constant<Activation, Activation::kQuickGelu>{});
-  }
 }
 
 // Calls body(F, T) with the function and the element type.

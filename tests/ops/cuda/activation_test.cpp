@@ -10,12 +10,9 @@ using namespace test;
 
 class CudaActivation : public OnGpuViews {};
 
-const std::vector<ops::Activation> kKinds = {ops::Activation::kGeluTanh,    ops::Activation::kGeluErf,
-                                             ops::Activation::kSilu,        ops::Activation::kRelu,
-                                             ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu};
-
 TEST_F(CudaActivation, EveryKindTypeSizeAndLayout) {
-  for (const ops::Activation kind : kKinds) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const ops::Activation kind = row.value;
     for (const DType dtype : kFloating) {
       for (const std::int64_t columns : {1, 3, 17, 64, 129, 768, 1025}) {
         for (const Layout layout : kLayouts) {
@@ -73,7 +70,8 @@ TEST_F(CudaActivation, Large) {
 TEST_F(CudaActivation, TailsAndNaN) {
   Values v = {0,  -0.0, 1e-3, -1e-3, 0.5, -0.5, 3,   -3,  5,    -5,  9,
               -9, 20,   -20,  50,    -50, 89,   -89, 104, -104, 200, -200};
-  for (const ops::Activation kind : kKinds) {
+  for (const ops::ActivationName& row : ops::kActivations) {
+    const ops::Activation kind = row.value;
     for (const DType dtype : kFloating) {
       const Tensor x = make(cpu(), dtype, {static_cast<std::int64_t>(v.size())}, v);
       const Tensor ones = constant(cpu(), dtype, x.shape(), 1), on = to_gpu(x), dy = to_gpu(ones);
