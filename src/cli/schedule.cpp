@@ -34,13 +34,7 @@ struct ScheduleOptions {
 void declare(OptionSet& options, ScheduleOptions& o) {
   constexpr Integers kCount = {1, 65536};
   options.topic("schedule");
-  options.choice("schedule", o.schedule,
-                 {{"gpipe", PipelineSchedule::kGpipe},
-                  {"1f1b", PipelineSchedule::k1F1B},
-                  {"interleaved", PipelineSchedule::kInterleaved},
-                  {"zb-h1", PipelineSchedule::kZbH1},
-                  {"zb-v", PipelineSchedule::kZbV}},
-                 "order of the microbatches");
+  options.choice("schedule", o.schedule, schedule_choices(), "order of the microbatches");
   options.integer("pipeline", o.ranks, kCount, "ranks of the pipeline");
   options.integer("virtual", o.chunks, kCount, "model chunks on each rank (zb-v: always 2)");
   options.integer("microbatches", o.microbatches, kCount, "microbatches of a step");
@@ -65,10 +59,10 @@ void declare(OptionSet& options, ScheduleOptions& o) {
 }
 
 PipelineShape shape_of(const ScheduleOptions& o, bool chunks_given) {
-  const bool two = o.schedule == PipelineSchedule::kZbV && !chunks_given;
+  const int fixed = form_of(o.schedule).chunks;
   return {.schedule = o.schedule,
           .ranks = static_cast<int>(o.ranks),
-          .chunks = two ? 2 : static_cast<int>(o.chunks),
+          .chunks = fixed > 0 && !chunks_given ? fixed : static_cast<int>(o.chunks),
           .microbatches = static_cast<int>(o.microbatches),
           .group = static_cast<int>(o.group),
           .forward_only = o.forward_only,

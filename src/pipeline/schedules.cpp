@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/check.hpp"
@@ -156,6 +157,22 @@ Program forward_only(const PipelineShape& shape, int rank) {
   return order.take();
 }
 
+constexpr ScheduleForm kForms[] = {
+    {.schedule = PipelineSchedule::kGpipe, .name = "gpipe", .order = gpipe, .keeps_all = true},
+    {.schedule = PipelineSchedule::k1F1B, .name = "1f1b", .order = one_forward_one_backward},
+    {.schedule = PipelineSchedule::kInterleaved, .name = "interleaved", .order = interleaved, .chunks = 0},
+    {.schedule = PipelineSchedule::kZbH1,
+     .name = "zb-h1",
+     .order = zero_bubble_h1,
+     .defers_weight_gradients = true},
+    {.schedule = PipelineSchedule::kZbV,
+     .name = "zb-v",
+     .order = zero_bubble_v,
+     .chunks = 2,
+     .v_shaped = true,
+     .defers_weight_gradients = true},
+};
+
 // The receive that an action waits for, if its data comes from another rank.
 bool needs_message(const PipelineShape& shape, int rank, const Action& action, Action& receive) {
   if (action.kind == ActionKind::kWeightGrad) return false;
@@ -187,20 +204,26 @@ bool makes_message(const PipelineShape& shape, int rank, const Action& action, A
 
 }  // namespace
 
+std::span<const ScheduleForm> pipeline_schedules() {
+  return kForms;
+}
+
+const ScheduleForm& form_of(PipelineSchedule schedule) {
+  const auto* row = std::find_if(std::begin(kForms), std::end(kForms),
+                                 [&](const ScheduleForm& form) { return form.schedule == schedule; });
+  WEFT_CHECK(row != std::end(kForms), "pipeline schedule {} has no row in kForms",
+             static_cast<int>(schedule));
+  return *row;
+}
+
 const char* name_of(PipelineSchedule schedule) {
-  switch (schedule) {
-    case PipelineSchedule::kGpipe:
-      return "gpipe";
-    case PipelineSchedule::k1F1B:
-      return "1f1b";
-    case PipelineSchedule::kInterleaved:
-      return "interleaved";
-    case PipelineSchedule::kZbH1:
-      return "zb-h1";
-    case PipelineSchedule::kZbV:
-      return "zb-v";
-  }
-  return "?";
+  return form_of(schedule).name;
+}
+
+std::vector<std::pair<std::string, PipelineSchedule>> schedule_choices() {
+  std::vector<std::pair<std::string, PipelineSchedule>> choices;
+  for (const ScheduleForm& form : pipeline_schedules()) choices.emplace_back(form.name, form.schedule);
+  return choices;
 }
 
 std::vector<std::string> problems_of(const PipelineShape& s, const PipelineOptionNames& names) {
@@ -214,19 +237,23 @@ std::vector<std::string> problems_of(const PipelineShape& s, const PipelineOptio
   if (s.group < 0) add("{} {} must not be negative", names.group, s.group);
   if (!problems.empty()) return problems;
 
+  const ScheduleForm& form = form_of(s.schedule);
+  if (form.chunks > 0 && s.chunks != form.chunks) {
+    add("{} {}: {} {} has {} on each rank (several: interleaved)", names.chunks, s.chunks, names.schedule,
+        form.name, form.chunks == 1 ? "one chunk" : "two chunks");
+  }
+  if (form.chunks == 0 && s.ranks == 1) {
+    add("{} {} needs {} above 1 (it is 1)", names.schedule, form.name, names.ranks);
+  }
+  if (form.chunks == 0 && s.chunks == 1) {
+    add("{} {} needs {} above 1 (it is 1)", names.schedule, form.name, names.chunks);
+  }
   if (s.schedule != PipelineSchedule::kInterleaved) {
-    const int needed = s.schedule == PipelineSchedule::kZbV ? 2 : 1;
-    if (s.chunks != needed) {
-      add("{} {}: {} {} has {} on each rank (several: interleaved)", names.chunks, s.chunks, names.schedule,
-          name_of(s.schedule), needed == 1 ? "one chunk" : "two chunks");
-    }
     if (s.group != 0) {
-      add("{} {} needs {} interleaved (it is {})", names.group, s.group, names.schedule, name_of(s.schedule));
+      add("{} {} needs {} interleaved (it is {})", names.group, s.group, names.schedule, form.name);
     }
     return problems;
   }
-  if (s.ranks == 1) add("{} interleaved needs {} above 1 (it is 1)", names.schedule, names.ranks);
-  if (s.chunks == 1) add("{} interleaved needs {} above 1 (it is 1)", names.schedule, names.chunks);
   const int group = s.group > 0 ? s.group : s.ranks;
   if (group < s.ranks) {
     add("{} {} must be at least {} {}: a group must reach the last rank before its next chunk is due",
@@ -245,8 +272,7 @@ std::vector<std::string> problems_of(const PipelineShape& s, const PipelineOptio
 }
 
 bool defers_weight_gradients(const PipelineShape& shape) {
-  return shape.gradients_first || shape.schedule == PipelineSchedule::kZbH1 ||
-         shape.schedule == PipelineSchedule::kZbV;
+  return shape.gradients_first || form_of(shape.schedule).defers_weight_gradients;
 }
 
 int sends_in_flight(const PipelineShape& shape) {
@@ -256,12 +282,12 @@ int sends_in_flight(const PipelineShape& shape) {
 }
 
 int stage_of(const PipelineShape& shape, int rank, int chunk) {
-  if (shape.schedule == PipelineSchedule::kZbV && chunk == 1) return 2 * shape.ranks - 1 - rank;
+  if (form_of(shape.schedule).v_shaped && chunk == 1) return 2 * shape.ranks - 1 - rank;
   return chunk * shape.ranks + rank;
 }
 
 int rank_of(const PipelineShape& shape, int stage) {
-  if (shape.schedule == PipelineSchedule::kZbV && stage >= shape.ranks) return 2 * shape.ranks - 1 - stage;
+  if (form_of(shape.schedule).v_shaped && stage >= shape.ranks) return 2 * shape.ranks - 1 - stage;
   return stage % shape.ranks;
 }
 
@@ -275,19 +301,7 @@ Program compute_order(const PipelineShape& shape, int rank) {
   }
   WEFT_CHECK(rank >= 0 && rank < shape.ranks, "rank {} of a pipeline of {}", rank, shape.ranks);
   if (shape.forward_only) return forward_only(shape, rank);
-  switch (shape.schedule) {
-    case PipelineSchedule::kGpipe:
-      return gpipe(shape, rank);
-    case PipelineSchedule::k1F1B:
-      return one_forward_one_backward(shape, rank);
-    case PipelineSchedule::kInterleaved:
-      return interleaved(shape, rank);
-    case PipelineSchedule::kZbH1:
-      return zero_bubble_h1(shape, rank);
-    case PipelineSchedule::kZbV:
-      return zero_bubble_v(shape, rank);
-  }
-  return {};
+  return form_of(shape.schedule).order(shape, rank);
 }
 
 Program make_program(const PipelineShape& shape, int rank) {

@@ -4,7 +4,9 @@
 // microbatches have the same bits whatever the schedule.
 #pragma once
 
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/action.hpp"
@@ -18,7 +20,6 @@ enum class PipelineSchedule {
   kZbH1,         // 1F1B whose weight gradients wait, and fill the gaps at the end; P microbatches live
   kZbV,          // two chunks a rank, down the ranks and up again; the memory of 1F1B's first rank on each
 };
-const char* name_of(PipelineSchedule schedule);
 
 struct PipelineShape {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
@@ -36,6 +37,23 @@ struct PipelineShape {
 
   int stages() const { return ranks * chunks; }
 };
+
+// What the rest of the program must know of a schedule. A new one is an enumerator, a function that writes
+// the order of a rank, and a row of the table in schedules.cpp: options, checks and stages follow from it.
+struct ScheduleForm {
+  PipelineSchedule schedule;
+  const char* name;
+  Program (*order)(const PipelineShape& shape, int rank);  // see compute_order
+  int chunks = 1;                                          // on each rank; 0: as many as asked for, above one
+  bool v_shaped = false;                 // the second chunks lie on the ranks from the last to the first
+  bool defers_weight_gradients = false;  // always; others: see PipelineShape::gradients_first
+  bool keeps_all = false;                // no backward before the last forward
+};
+std::span<const ScheduleForm> pipeline_schedules();
+const ScheduleForm& form_of(PipelineSchedule schedule);
+const char* name_of(PipelineSchedule schedule);
+// As an option has its values.
+std::vector<std::pair<std::string, PipelineSchedule>> schedule_choices();
 
 // How the user calls the numbers of a shape.
 struct PipelineOptionNames {

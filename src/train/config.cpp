@@ -242,10 +242,10 @@ class Problems {
     const std::int64_t pp = p.pipeline_model_parallel_size;
     if (p.num_layers_per_virtual_pipeline_stage > 0 && !layers_per_stage()) return;
     const PipelineShape shape = pipeline_shape(c_);
-    if (pp == 1 && shape.schedule == PipelineSchedule::kInterleaved) {
-      add("--pipeline-schedule interleaved needs --pipeline-model-parallel-size above 1 (it is 1)");
-    } else if (pp == 1 && p.num_virtual_stages_per_pipeline_rank > 1 &&
-               shape.schedule != PipelineSchedule::kZbV) {
+    const ScheduleForm& form = form_of(shape.schedule);
+    if (pp == 1 && form.chunks == 0) {
+      add("--pipeline-schedule {} needs --pipeline-model-parallel-size above 1 (it is 1)", form.name);
+    } else if (pp == 1 && p.num_virtual_stages_per_pipeline_rank > 1 && form.chunks == 1) {
       add("--num-virtual-stages-per-pipeline-rank {} needs --pipeline-model-parallel-size above 1 (it is 1)",
           p.num_virtual_stages_per_pipeline_rank);
     } else {
@@ -441,9 +441,8 @@ std::int64_t virtual_stages(const TrainConfig& c) {
   const std::int64_t pp = p.pipeline_model_parallel_size;
   if (p.num_virtual_stages_per_pipeline_rank > 1) return p.num_virtual_stages_per_pipeline_rank;
   if (counted_by_layers(c)) return layers_to_split(c) / (pp * p.num_layers_per_virtual_pipeline_stage);
-  if (p.pipeline_schedule == PipelineSchedule::kZbV) return 2;
   // Only a schedule that takes several; any other is told that the layout has too many.
-  if (p.pipeline_schedule != PipelineSchedule::kInterleaved) return 1;
+  if (const int fixed = form_of(p.pipeline_schedule).chunks; fixed > 0) return fixed;
   const std::int64_t stages = stages_of_layout(p.pipeline_model_parallel_layout);
   return stages > 0 && stages % pp == 0 ? stages / pp : 1;
 }
@@ -453,7 +452,7 @@ StageSplit stage_split(const TrainConfig& c) {
   return {.num_layers = c.model.num_layers,
           .ranks = p.pipeline_model_parallel_size,
           .chunks = virtual_stages(c),
-          .v_shaped = p.pipeline_schedule == PipelineSchedule::kZbV,
+          .v_shaped = form_of(p.pipeline_schedule).v_shaped,
           .decoder_first_pipeline_num_layers = p.decoder_first_pipeline_num_layers,
           .decoder_last_pipeline_num_layers = p.decoder_last_pipeline_num_layers,
           .account_for_embedding_in_pipeline_split = p.account_for_embedding_in_pipeline_split,

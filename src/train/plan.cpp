@@ -107,7 +107,7 @@ Traffic traffic_of_step(Engine& engine, const Groups& groups, std::int64_t micro
 // new places, and the peak may still grow after hundreds of them: all are played. Where each is done with
 // before the next one begins, the arena is then as it was.
 std::int64_t played(const PipelineShape& pipeline, std::int64_t microbatches) {
-  const bool one_by_one = pipeline.stages() == 1 && pipeline.schedule != PipelineSchedule::kGpipe;
+  const bool one_by_one = pipeline.stages() == 1 && !form_of(pipeline.schedule).keeps_all;
   return one_by_one ? std::min<std::int64_t>(microbatches, 2) : microbatches;
 }
 

@@ -189,7 +189,7 @@ RunPlan plan_of_run(const TrainConfig& config, const std::optional<Rates>& rates
     }
   }
   const PipelineShape& pipeline = plan.layout.pipeline;
-  const bool all = pipeline.schedule == PipelineSchedule::kGpipe;  // it keeps every microbatch
+  const bool all = form_of(pipeline.schedule).keeps_all;
   const SimulationResult result = simulate(make_programs(all ? pipeline : steady(pipeline, 8)), input);
   for (std::size_t pp = 0; pp < steps.size(); ++pp) {
     plan.ranks.push_back({.stages = plan.layout.stages_of(static_cast<int>(pp)),

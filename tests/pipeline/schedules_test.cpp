@@ -23,11 +23,11 @@ std::string said(const PipelineShape& s) {
 
 // Every shape up to these sizes that is allowed.
 void for_all(const std::function<void(const PipelineShape&)>& test) {
-  for (PipelineSchedule schedule : {kGpipe, k1F1B, kInterleaved, kZbH1, kZbV}) {
+  for (const ScheduleForm& form : pipeline_schedules()) {
     for (int ranks = 1; ranks <= kRanks; ++ranks) {
       for (int chunks = 1; chunks <= kChunks; ++chunks) {
         for (int microbatches = 1; microbatches <= kMicrobatches; ++microbatches) {
-          const PipelineShape shape{schedule, ranks, chunks, microbatches};
+          const PipelineShape shape{form.schedule, ranks, chunks, microbatches};
           if (problems_of(shape).empty()) test(shape);
         }
       }

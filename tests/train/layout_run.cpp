@@ -15,22 +15,6 @@ namespace {
 constexpr std::int64_t kSequence = 12;
 constexpr std::int64_t kBatch = 12;  // samples of a step and unit of accumulation: 1, 2, 3 and 4 divide it
 
-const char* schedule_name(ParallelConfig::Schedule schedule) {
-  switch (schedule) {
-    case ParallelConfig::Schedule::kGpipe:
-      return "gpipe";
-    case ParallelConfig::Schedule::k1F1B:
-      return "1f1b";
-    case ParallelConfig::Schedule::kInterleaved:
-      return "interleaved";
-    case ParallelConfig::Schedule::kZbH1:
-      return "zb-h1";
-    case ParallelConfig::Schedule::kZbV:
-      return "zb-v";
-  }
-  return "?";
-}
-
 ModelConfig model_of(const LayoutCase& layout) {
   ModelConfig c;
   c.num_layers = layout.layers;
@@ -141,7 +125,7 @@ const LayoutResult& reference_of(const LayoutCase& layout, int steps) {
 std::string LayoutCase::name() const {
   std::string text =
       fmt::format("{}{} tp{} pp{} dp{} {}", model, tied_given ? (tied ? " tied" : " untied") : "", tp, pp, dp,
-                  schedule_name(schedule));
+                  name_of(schedule));
   const auto add = [&]<class... Args>(bool said, fmt::format_string<Args...> words, Args&&... args) {
     if (said) text += fmt::format(words, std::forward<Args>(args)...);
   };

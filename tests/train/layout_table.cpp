@@ -9,8 +9,6 @@ namespace {
 
 using Schedule = ParallelConfig::Schedule;
 
-constexpr std::array<Schedule, 5> kSchedules{Schedule::kGpipe, Schedule::k1F1B, Schedule::kInterleaved,
-                                             Schedule::kZbH1, Schedule::kZbV};
 constexpr std::array<int, 6> kGroups{0, 12, 6, 3, 2, 1};  // of llama; 0: gpt2
 constexpr std::int64_t kLayers = 4;
 constexpr int kBatch = 12;
@@ -27,12 +25,16 @@ bool chosen(const TableRow& row, std::initializer_list<Factor> factors) {
 int size(const TableRow& row, Factor axis) {
   return 1 + std::max(level(row, axis), 0);
 }
+Schedule schedule_of(const TableRow& row) {
+  return pipeline_schedules()[static_cast<std::size_t>(level(row, Factor::kSchedule))].schedule;
+}
 int chunks_of(Schedule schedule) {
-  return schedule == Schedule::kInterleaved || schedule == Schedule::kZbV ? 2 : 1;
+  const int fixed = form_of(schedule).chunks;
+  return fixed > 0 ? fixed : 2;
 }
 
 bool legal_schedule(const TableRow& row) {
-  const Schedule schedule = kSchedules[static_cast<std::size_t>(level(row, Factor::kSchedule))];
+  const Schedule schedule = schedule_of(row);
   const int batch = kBatch * (level(row, Factor::kAccumulation) == 1 ? 3 : 1);
   return problems_of(PipelineShape{.schedule = schedule,
                                    .ranks = size(row, Factor::kPp),
@@ -170,7 +172,7 @@ bool legal(const TableRow& row) {
     if (groups % tp != 0 && tp % groups != 0) return false;
   }
   if (chosen(row, {Factor::kPp, Factor::kSchedule})) {
-    const Schedule schedule = kSchedules[static_cast<std::size_t>(level(row, Factor::kSchedule))];
+    const Schedule schedule = schedule_of(row);
     if (schedule == Schedule::kInterleaved && size(row, Factor::kPp) == 1) return false;
     if (level(row, Factor::kUneven) == 1 && size(row, Factor::kPp) * chunks_of(schedule) == 1) return false;
     if (chosen(row, {Factor::kDp, Factor::kAccumulation}) && !legal_schedule(row)) return false;
@@ -219,7 +221,7 @@ LayoutCase case_of(const TableRow& row) {
   c.dp = size(row, Factor::kDp);
   c.sequence_parallel = level(row, Factor::kSequenceParallel) == 1;
   c.distributed = level(row, Factor::kDistributed) == 1;
-  c.schedule = kSchedules[static_cast<std::size_t>(level(row, Factor::kSchedule))];
+  c.schedule = schedule_of(row);
   c.chunks = chunks_of(c.schedule);
   c.accumulation = level(row, Factor::kAccumulation) == 1 ? 3 : 1;
   c.ragged = level(row, Factor::kRagged) == 1;
