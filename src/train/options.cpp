@@ -107,11 +107,7 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
             "added to the variance")
       .also({"layernorm-epsilon", "rms-norm-eps"});
   std::vector<std::pair<std::string, ops::Activation>> activations;
-  for (const ops::Activation kind :
-       {ops::Activation::kGeluTanh, ops::Activation::kGeluErf, ops::Activation::kSilu, ops::Activation::kRelu,
-        ops::Activation::kSquaredRelu, ops::Activation::kQuickGelu}) {
-    activations.emplace_back(ops::name_of(kind), kind);
-  }
+  for (const ops::ActivationName& row : ops::kActivations) activations.emplace_back(row.name, row.value);
   options.choice("activation", m.activation, activations, "function of the feed-forward layers")
       .also({"activation-function", "hidden-act"});
   options.flag("gated-linear-unit", m.gated, "feed-forward f(gate) * up in place of f(x)").also({"glu"});
@@ -173,12 +169,7 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
   options.flag("overlap-param-gather", p.overlap_param_gather, "gather parameters during the next forward");
   options.integer("ddp-bucket-size", p.ddp_bucket_size, kSizeOrNone, "elements of a gradient bucket")
       .otherwise("the larger of 40 million and 1 million per data-parallel rank");
-  options.choice("pipeline-schedule", p.pipeline_schedule,
-                 {{"gpipe", ParallelConfig::Schedule::kGpipe},
-                  {"1f1b", ParallelConfig::Schedule::k1F1B},
-                  {"interleaved", ParallelConfig::Schedule::kInterleaved},
-                  {"zb-h1", ParallelConfig::Schedule::kZbH1},
-                  {"zb-v", ParallelConfig::Schedule::kZbV}},
+  options.choice("pipeline-schedule", p.pipeline_schedule, schedule_choices(),
                  "order of the microbatches of a pipeline");
   options
       .integer("num-virtual-stages-per-pipeline-rank", p.num_virtual_stages_per_pipeline_rank, kRanks,
