@@ -15,7 +15,6 @@ namespace weft {
 namespace {
 
 constexpr std::size_t kReadBlock = std::size_t{1} << 18;
-constexpr std::size_t kWriteBlock = std::size_t{1} << 20;
 
 int open_for_reading(const std::filesystem::path& path, struct stat& status) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -111,57 +110,27 @@ bool InputFile::line(std::string& to) {
   }
 }
 
-OutputFile::OutputFile(std::filesystem::path path)
-    : path_(std::move(path)), partial_(path_.string() + ".partial") {
-  descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail("{}: cannot be created: {}", partial_.string(), std::strerror(errno));
-  buffer_.reserve(kWriteBlock);
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-  if (!partial_.empty()) ::unlink(partial_.c_str());
-}
-
-void OutputFile::failed(const char* operation, std::size_t done, std::size_t wanted) const {
-  fail("{}: {} failed: {} ({} of {} bytes of this block, {} bytes before it)", partial_.string(), operation,
-       std::strerror(errno), done, wanted, written_ - buffer_.size());
-}
-
-void OutputFile::flush() {
-  std::size_t done = 0;
-  while (done < buffer_.size()) {
-    const ssize_t count = ::write(descriptor_, buffer_.data() + done, buffer_.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) failed("write", done, buffer_.size());
-    done += static_cast<std::size_t>(count);
-  }
-  buffer_.clear();
-}
-
 void OutputFile::write(const void* data, std::size_t bytes) {
-  const char* from = static_cast<const char*>(data);
-  written_ += bytes;
-  while (bytes > 0) {
-    const std::size_t count = std::min(bytes, kWriteBlock - buffer_.size());
-    buffer_.insert(buffer_.end(), from, from + count);
-    from += count;
-    bytes -= count;
-    if (buffer_.size() == kWriteBlock) flush();
+  if (buffer_.size() + bytes > kBlock) {
+    file_.write(buffer_);
+    buffer_.clear();
+  }
+  if (bytes > kBlock) {
+    file_.write(data, bytes);
+  } else {
+    buffer_.append(static_cast<const char*>(data), bytes);
   }
 }
 
 void OutputFile::finish() {
-  flush();
-  if (::fsync(descriptor_) != 0) failed("fsync", 0, 0);
-  const int closed = ::close(std::exchange(descriptor_, -1));
-  if (closed != 0) failed("close", 0, 0);
+  file_.write(buffer_);
+  buffer_.clear();
+  file_.finish();
 }
 
 void OutputFile::publish() {
-  WEFT_CHECK(descriptor_ < 0, "{} is published before it is finished", path_.string());
-  if (::rename(partial_.c_str(), path_.c_str()) != 0) failed("rename", 0, 0);
-  partial_.clear();
+  WEFT_CHECK(buffer_.empty(), "a file is published before it is finished");
+  file_.commit();
 }
 
 }  // namespace weft

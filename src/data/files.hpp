@@ -8,7 +8,9 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
+
+#include "io/atomic_file.hpp"
 
 namespace weft {
 
@@ -51,33 +53,25 @@ class InputFile {
   std::size_t position_ = 0;
 };
 
-// A file written beside its name (path + ".partial"): finish() flushes it to disk, publish() gives it its
-// name; what was not published is removed. Failed writes are an Error with path, operation, errno's text and
-// byte counts.
+// An AtomicFile that is written in small pieces: finish() flushes it to disk, publish() then gives it its
+// name.
 class OutputFile {
  public:
-  explicit OutputFile(std::filesystem::path path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit OutputFile(std::filesystem::path path) : file_(std::move(path)) { buffer_.reserve(kBlock); }
 
   void write(const void* data, std::size_t bytes);
   template <class T>
   void write_values(std::span<const T> values) {
     write(values.data(), values.size_bytes());
   }
-  std::uint64_t bytes_written() const { return written_; }
   void finish();
   void publish();
 
  private:
-  void flush();
-  [[noreturn]] void failed(const char* operation, std::size_t done, std::size_t wanted) const;
+  static constexpr std::size_t kBlock = std::size_t{1} << 20;
 
-  std::filesystem::path path_, partial_;
-  int descriptor_ = -1;
-  std::vector<char> buffer_;
-  std::uint64_t written_ = 0;
+  AtomicFile file_;
+  std::string buffer_;
 };
 
 }  // namespace weft

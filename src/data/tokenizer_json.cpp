@@ -375,11 +375,7 @@ std::string Tokenizer::to_json() const {
 }
 
 void Tokenizer::save(const std::filesystem::path& path) const {
-  const std::string text = to_json();
-  OutputFile file(path);
-  file.write(text.data(), text.size());
-  file.finish();
-  file.publish();
+  write_file(path, to_json());
 }
 
 }  // namespace weft

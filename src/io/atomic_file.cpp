@@ -105,7 +105,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
-  WEFT_CHECK(descriptor_ >= 0, "{}: write after commit", path_.string());
+  WEFT_CHECK(descriptor_ >= 0, "{}: written to after it was finished", path_.string());
   const auto* next = static_cast<const char*>(data);
   std::size_t left = bytes;
   const HoldFileSizeSignal hold;
@@ -130,17 +130,21 @@ FileDigest AtomicFile::digest() const {
   return {written_, XXH3_64bits_digest(&hash_->state)};
 }
 
-void AtomicFile::commit() {
-  WEFT_CHECK(descriptor_ >= 0, "{}: commit twice", path_.string());
-  const bool regular = !temporary_.empty();
+void AtomicFile::finish() {
+  WEFT_CHECK(descriptor_ >= 0, "{}: finished twice", path_.string());
   // Some file systems find out that the disk is full only here.
-  if (regular && fsync(descriptor_) != 0) {
+  if (!temporary_.empty() && fsync(descriptor_) != 0) {
     fail("{}: flushing {} bytes to disk failed: {}", path_.string(), written_, errno_text(errno));
   }
   if (close(std::exchange(descriptor_, -1)) != 0) {
     fail("{}: closing after {} bytes failed: {}", path_.string(), written_, errno_text(errno));
   }
-  if (!regular) return;
+}
+
+void AtomicFile::commit() {
+  WEFT_CHECK(!std::exchange(committed_, true), "{}: commit twice", path_.string());
+  if (descriptor_ >= 0) finish();
+  if (temporary_.empty()) return;  // no plain file
   if (rename(temporary_.c_str(), path_.c_str()) != 0) {
     fail("{}: renaming {} ({} bytes) to it failed: {}", path_.string(), temporary_.filename().string(),
          written_, errno_text(errno));

@@ -29,6 +29,8 @@ class AtomicFile {
 
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  // Everything is on the disk; for several files that shall appear together, before the first is committed.
+  void finish();
   void commit();
   // Of everything written so far.
   FileDigest digest() const;
@@ -38,6 +40,7 @@ class AtomicFile {
   std::filesystem::path path_, temporary_;
   int descriptor_ = -1;
   std::size_t written_ = 0;
+  bool committed_ = false;
   std::unique_ptr<Hash> hash_;
 };
 

@@ -200,7 +200,7 @@ TEST_F(Damage, AnUnfinishedWriteLeavesTheOldPair) {
   }
   EXPECT_EQ(slurp(dir_ / "whole.idx"), idx_);
   EXPECT_EQ(slurp(dir_ / "whole.bin"), bin_);
-  EXPECT_FALSE(std::filesystem::exists(dir_ / "whole.idx.partial"));
+  EXPECT_TRUE(test::unfinished_files(dir_.path()).empty());
 }
 
 }  // namespace

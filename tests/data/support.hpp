@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 
@@ -29,6 +30,15 @@ inline void spill(const std::filesystem::path& path, std::string_view bytes) {
   std::ofstream out(path, std::ios::binary);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   ASSERT_TRUE(out.good()) << path;
+}
+
+// What a writer leaves behind that has not put its files in place.
+inline std::vector<std::filesystem::path> unfinished_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().string().find(".partial") != std::string::npos) found.push_back(entry.path());
+  }
+  return found;
 }
 
 class TempDir {

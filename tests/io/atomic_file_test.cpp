@@ -62,6 +62,21 @@ TEST_F(AtomicFileTest, AppearsOnlyAtCommitAndReplaces) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
+TEST_F(AtomicFileTest, FinishedFilesWaitForCommit) {
+  {
+    AtomicFile first(folder_ / "first"), second(folder_ / "second");
+    first.write("1");
+    first.finish();
+    EXPECT_THROW(first.write("more"), Error);
+    EXPECT_FALSE(fs::exists(folder_ / "first"));
+    second.write("2");
+    second.finish();
+    first.commit();
+    EXPECT_EQ(read_file(folder_ / "first"), "1");
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);  // the one that was not committed is gone
+}
+
 TEST_F(AtomicFileTest, BytesAndModeSurvive) {
   std::string bytes(3'000'001, '\0');
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 24);
