@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "interop/copy.hpp"
+#include "model/gpt_model.hpp"
 
 namespace weft {
 namespace {
@@ -30,42 +31,11 @@ std::int64_t rows_of(const ForeignTensor& tensor) {
 }  // namespace
 
 std::vector<CanonicalTensor> canonical_tensors(const ModelConfig& config) {
-  const ModelConfig c = resolved(config);
-  const std::int64_t h = c.hidden_size, f = c.ffn_hidden_size;
-  const std::int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
-  const bool norm_bias = c.normalization == Normalization::kLayerNorm;
   std::vector<CanonicalTensor> list;
-  const auto norm = [&](const std::string& name) {
-    list.push_back({name + ".weight", {h}});
-    if (norm_bias) list.push_back({name + ".bias", {h}});
-  };
-  const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in, bool bias) {
-    list.push_back({name + ".weight", {out, in}});
-    if (bias) list.push_back({name + ".bias", {out}});
-  };
-  list.push_back({"embedding.word_embeddings.weight", {c.vocab_size, h}});
-  if (c.position_embedding == PositionEmbedding::kLearnedAbsolute) {
-    list.push_back({"embedding.position_embeddings.weight", {c.max_position_embeddings, h}});
+  for (const LogicalTensor& tensor :
+       logical_tensors(local_spec(config), {true, 0, config.num_layers, true})) {
+    list.push_back({tensor.name, tensor.global});
   }
-  for (std::int64_t i = 0; i < c.num_layers; ++i) {
-    const std::string layer = fmt::format(fmt::runtime(kCanonicalLayer), i);
-    const bool bias = c.add_bias_linear, qkv_bias = bias || c.add_qkv_bias;
-    norm(layer + "input_layernorm");
-    linear(layer + "self_attention.linear_q", q, h, qkv_bias);
-    linear(layer + "self_attention.linear_k", kv, h, qkv_bias);
-    linear(layer + "self_attention.linear_v", kv, h, qkv_bias);
-    linear(layer + "self_attention.linear_proj", h, q, bias);
-    norm(layer + "pre_mlp_layernorm");
-    if (c.gated) {
-      linear(layer + "mlp.linear_gate", f, h, bias);
-      linear(layer + "mlp.linear_up", f, h, bias);
-    } else {
-      linear(layer + "mlp.linear_fc1", f, h, bias);
-    }
-    linear(layer + "mlp.linear_fc2", h, f, bias);
-  }
-  norm("decoder.final_layernorm");
-  if (!c.tied) list.push_back({"output_layer.weight", {c.vocab_size, h}});
   return list;
 }
 

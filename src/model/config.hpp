@@ -1,5 +1,5 @@
 // ModelConfig: the numbers of a GPT-family model under Megatron's option names. What the user types, presets
-// hold, checkpoints store and Hugging Face configs map to. specs.hpp turns it into a ModelSpec.
+// hold, checkpoints store and Hugging Face configs map to. spec.hpp turns it into a ModelSpec.
 #pragma once
 
 #include <cstdint>
