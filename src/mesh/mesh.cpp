@@ -209,12 +209,6 @@ std::vector<std::vector<int>> Mesh::groups(const std::vector<Axis>& axes) const 
   return all;
 }
 
-std::vector<int> Mesh::embedding_group() const {
-  const std::vector<int> stages = group({Axis::kPp});
-  if (stages.size() == 1) return stages;
-  return {stages.front(), stages.back()};
-}
-
 std::string Mesh::describe(int rank) const {
   std::string text =
       fmt::format("rank {} (tp {}, cp {}, dp {}, pp {}", rank, coordinate(Axis::kTp, rank),

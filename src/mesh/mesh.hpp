@@ -34,8 +34,6 @@ class Mesh {
   std::vector<int> group(const std::vector<Axis>& axes) const;
   // Every group of that kind in the world, in the order Megatron creates them.
   std::vector<std::vector<int>> groups(const std::vector<Axis>& axes) const;
-  // First and last stage of this rank's pipeline (one rank when pp = 1).
-  std::vector<int> embedding_group() const;
 
   // "rank 5 (tp 1, cp 0, dp 0, pp 1)"
   std::string describe(int rank) const;

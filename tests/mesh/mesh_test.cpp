@@ -42,7 +42,6 @@ TEST(Mesh, OneRank) {
     EXPECT_EQ(mesh.coordinate(a), 0);
     EXPECT_EQ(mesh.groups({a}), (Groups{{0}}));
   }
-  EXPECT_EQ(mesh.embedding_group(), (std::vector<int>{0}));
 }
 
 TEST(Mesh, Tp2Dp2Pp2) {
@@ -56,7 +55,6 @@ TEST(Mesh, Tp2Dp2Pp2) {
   EXPECT_EQ(mesh.groups({}), (Groups{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
   EXPECT_EQ(mesh.group({Axis::kTp}), (std::vector<int>{4, 5}));
   EXPECT_EQ(mesh.group({Axis::kPp}), (std::vector<int>{1, 5}));
-  EXPECT_EQ(mesh.embedding_group(), (std::vector<int>{1, 5}));
   EXPECT_EQ(mesh.describe(5), "rank 5 (tp 1, cp 0, dp 0, pp 1)");
   EXPECT_EQ(mesh.coordinate(Axis::kDp, 6), 1);
 }
@@ -105,11 +103,6 @@ TEST(Mesh, ContextRanksServeAsExpertRanks) {
   const Mesh mesh(sizes(1, 4, 1, 1, 4), 2);
   EXPECT_EQ(mesh.groups({Axis::kEp}), (Groups{{0, 1, 2, 3}}));
   EXPECT_EQ(mesh.size(Axis::kEdp), 1);
-}
-
-TEST(Mesh, EmbeddingGroupIsFirstAndLastStage) {
-  EXPECT_EQ(Mesh(sizes(2, 1, 1, 3), 3).embedding_group(), (std::vector<int>{1, 5}));
-  EXPECT_EQ(Mesh(sizes(2, 1, 2, 1), 3).embedding_group(), (std::vector<int>{3}));
 }
 
 TEST(Mesh, EverySizeThatDoesNotFitIsListed) {
@@ -213,7 +206,6 @@ TEST(Mesh, SixteenThousandRanks) {
   }
   EXPECT_EQ(ranks, 7u * 16384u);
   EXPECT_EQ(mesh.group({Axis::kTp}).back(), 16383);
-  EXPECT_EQ(mesh.embedding_group(), (std::vector<int>{1023, 16383}));
   for (int r = 0; r < 16384; ++r) (void)Mesh(s, r).group({Axis::kDp, Axis::kCp});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
 }
