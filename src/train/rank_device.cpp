@@ -1,7 +1,5 @@
 #include "train/rank_device.hpp"
 
-#include <cstdlib>
-
 #include "comm/nccl/nccl_communicator.hpp"
 #include "core/gpu.hpp"
 #include "core/log.hpp"
@@ -9,12 +7,6 @@
 
 namespace weft {
 namespace {
-
-// Several ranks may share a GPU only where NCCL has been told so: for tests of layouts, never for speed.
-bool ranks_share_gpus() {
-  const char* value = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return value != nullptr && std::string_view(value) == "1";
-}
 
 std::unique_ptr<Arena> reserve(DeviceKind kind, int local_rank, const MemoryNeed& need) {
   if (kind != DeviceKind::kCuda) return Arena::host(need.arena);
@@ -86,7 +78,7 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_m
     return DeviceKind::kCpu;
   }
   const auto count = static_cast<std::int64_t>(gpus.list.size());
-  if (ranks_on_machine > count && !ranks_share_gpus()) {
+  if (ranks_on_machine > count && !nccl_ranks_share_gpus()) {
     config_fail(
         "--device {}: {} ranks on this machine, and it has {} GPU{}; one rank runs on each GPU. Take {} "
         "rank{} (a smaller layout or --ranks), or --device cpu",

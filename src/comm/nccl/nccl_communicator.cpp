@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -256,8 +255,7 @@ class NcclCommunicator final : public Communicator {
             lane, Tensor::borrow(id.internal, DType::kI8, {static_cast<std::int64_t>(sizeof id.internal)}), 0)
         .wait(lane);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    if (shared != nullptr && *shared == '1') {  // the ranks of a GPU must all fit
+    if (nccl_ranks_share_gpus()) {  // the ranks of a GPU must all fit
       config.minCTAs = config.maxCTAs = 1;
       config.cgaClusterSize = 0;
     }

@@ -28,6 +28,10 @@ struct NcclOptions {
 std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Lane& lane,
                                                 const NcclOptions& options = {});
 
+// Whether NCCL has been told (NCCL_MULTI_RANK_GPU_ENABLE=1) that several ranks may share a GPU: for tests of
+// layouts, never for speed.
+bool nccl_ranks_share_gpus();
+
 // NCCL; nothing without the CUDA backend.
 GpuLibrary nccl_library();
 
