@@ -120,6 +120,28 @@ Findings check_includes(const fs::path& root, const IncludeRule& rule) {
   return findings;
 }
 
+Findings check_rule_is_used(const fs::path& root, const IncludeRule& rule) {
+  static const std::regex include(R"re(^\s*#\s*include\s*"([^"/]+)/)re");
+  std::map<std::string, std::set<std::string>> unused = rule.allowed;
+  for (const auto& file : sources(root)) {
+    std::istringstream in(read(root / file));
+    std::smatch match;
+    for (std::string line; std::getline(in, line);) {
+      if (std::regex_search(line, match, include)) unused[file.begin()->generic_string()].erase(match[1]);
+    }
+  }
+  Findings findings;
+  for (const auto& folder : rule.order) {
+    for (const auto& entry : unused[folder]) {
+      if (entry != "core") {
+        findings.push_back("include rule: no file of " + folder + " includes one of " + entry +
+                           ": take the entry out");
+      }
+    }
+  }
+  return findings;
+}
+
 Findings check_words(const fs::path& root, const std::map<std::string, std::string>& words) {
   std::map<std::string, std::regex> patterns;
   for (const auto& [word, why] : words) patterns.emplace(word, "\\b" + word + "\\b");

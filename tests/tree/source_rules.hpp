@@ -27,6 +27,10 @@ IncludeRule parse_include_rule(std::string_view text, Findings& findings);
 // is not looked at, except for libraries that are slow to compile: those stay out of headers.
 Findings check_includes(const std::filesystem::path& root, const IncludeRule& rule);
 
+// Every entry of the rule is used by some line, but for "core", which is for everyone: so the table is what
+// the tree looks like, and not only what it may become.
+Findings check_rule_is_used(const std::filesystem::path& root, const IncludeRule& rule);
+
 // Words that must not stand in code (comments and string literals may say them). `words`: word -> why not.
 Findings check_words(const std::filesystem::path& root, const std::map<std::string, std::string>& words);
 

@@ -41,6 +41,7 @@ TEST(Tree, IncludesPointDownOnly) {
   ASSERT_EQ(all(findings), "");
   ASSERT_GE(rule.order.size(), 10U);
   EXPECT_EQ(all(check_includes(kSource, rule)), "");
+  EXPECT_EQ(all(check_rule_is_used(kSource, rule)), "");
 }
 
 TEST(Tree, NoBannedWords) {
@@ -84,6 +85,13 @@ TEST_F(PlantedTree, UpwardIncludeIsNamedWithFileLineAndRule) {
   plant("core/bad.cpp", "// first line\n  #  include \"nn/linear.hpp\"\n");
   EXPECT_EQ(includes(),
             "core/bad.cpp:2: core must not include \"nn/linear.hpp\": core may include nothing\n");
+}
+
+TEST_F(PlantedTree, EntryThatNobodyUsesIsNamed) {
+  Findings findings;
+  const IncludeRule rule = parse_include_rule("core:\nops: core\nnn: core ops\n", findings);
+  EXPECT_EQ(all(check_rule_is_used(root_, rule)),
+            "include rule: no file of nn includes one of ops: take the entry out\n");
 }
 
 TEST_F(PlantedTree, FolderWithoutARowIsNamed) {
