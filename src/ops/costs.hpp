@@ -70,7 +70,8 @@ inline OperationCost cost_of(const char* twin, const Tensor& q, const Tensor& k,
 }
 inline OperationCost cost_of(const char* twin, const Tensor& dout, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionResult& result, const AttentionOptions& options,
-                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor&) {
+                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor&,
+                             const Tensor&) {
   return {twin,
           costs::bytes(dout) + costs::bytes(q) + costs::bytes(k) + costs::bytes(v) + costs::bytes(result) +
               costs::bytes(dq) + costs::bytes(dk) + costs::bytes(dv),
