@@ -6,27 +6,14 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "cli/command.hpp"
+#include "cli/ran.hpp"
 #include "io/atomic_file.hpp"
 
 namespace weft {
 namespace {
 
-struct Ran {
-  int status = 0;
-  std::string out, err;
-};
-
-Ran weft(const std::vector<std::string>& args) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Ran ran;
-  ran.status = run_command_line(args);
-  std::fflush(stdout);
-  ran.out = testing::internal::GetCapturedStdout();
-  ran.err = testing::internal::GetCapturedStderr();
-  return ran;
-}
+using test::Ran;
+using test::weft;
 
 std::vector<std::string> with_model(std::vector<std::string> args,
                                     const std::vector<std::string>& more = {}) {

@@ -1,4 +1,4 @@
-#include "cli/command.hpp"
+#include "cli/ran.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,23 +13,10 @@
 namespace weft {
 namespace {
 
+using test::Ran;
+using test::weft;
+
 namespace fs = std::filesystem;
-
-struct Ran {
-  int status = 0;
-  std::string out, err;
-};
-
-Ran weft(const std::vector<std::string>& args) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Ran ran;
-  ran.status = run_command_line(args);
-  std::fflush(stdout);
-  ran.out = testing::internal::GetCapturedStdout();
-  ran.err = testing::internal::GetCapturedStderr();
-  return ran;
-}
 
 // An empty folder of the running test.
 class CommandLine : public testing::Test {

@@ -4,27 +4,17 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "cli/command.hpp"
+#include "cli/ran.hpp"
 #include "io/atomic_file.hpp"
 
 namespace weft {
 namespace {
 
-struct Ran {
-  int status = 0;
-  std::string out, err;
-};
+using test::Ran;
 
 Ran schedule(std::vector<std::string> args) {
   args.insert(args.begin(), "schedule");
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Ran ran;
-  ran.status = run_command_line(args);
-  std::fflush(stdout);
-  ran.out = testing::internal::GetCapturedStdout();
-  ran.err = testing::internal::GetCapturedStderr();
-  return ran;
+  return test::weft(args);
 }
 
 void expect_in(const std::string& text, const std::vector<std::string>& parts) {
