@@ -220,10 +220,11 @@ void rope(benchmark::State& state) {
             [&] { ops::rope_in_place(s.lane, x, table, {}, 64, false); });
 }
 template <DType kType>
-void sum_of_squares(benchmark::State& state) {
+void sums_of_squares(benchmark::State& state) {
   Setup s(state);
   const Tensor x = s.tensor(kType, {std::int64_t{1} << 24}), out = s.lane.alloc(DType::kF64, {1}, "out");
-  streaming(state, static_cast<double>(x.bytes()), [&] { ops::sum_of_squares(s.lane, x, out); });
+  const ops::FlatPieces pieces(s.lane, {{.elems = x.elems(), .tag = 0}});
+  streaming(state, static_cast<double>(x.bytes()), [&] { ops::sums_of_squares(s.lane, pieces, x, out); });
 }
 template <DType kType>  // of the weight
 void adamw(benchmark::State& state) {
@@ -232,11 +233,14 @@ void adamw(benchmark::State& state) {
   const Tensor p = s.tensor(DType::kF32, n), m = s.tensor(DType::kF32, n),
                v = s.lane.alloc(DType::kF32, n, "v");
   const Tensor g = s.tensor(DType::kF32, n), w = kType == DType::kF32 ? p : s.tensor(kType, n);
+  const ops::FlatPieces pieces(s.lane, {{.elems = p.elems(), .tag = 1}});
   ops::fill(s.lane, v, 0.1);
   streaming(
       state,
       7.0 * static_cast<double>(p.bytes()) + (kType == DType::kF32 ? 0.0 : static_cast<double>(w.bytes())),
-      [&] { ops::adamw(s.lane, {}, p, m, v, g, w); });
+      [&] {
+        ops::adamw(s.lane, {}, pieces, {p, m, v, g, w});
+      });
 }
 
 #define WEFT_STREAM_BENCH(name)                       \
@@ -250,7 +254,7 @@ WEFT_STREAM_BENCH(rms_norm_backward);
 WEFT_STREAM_BENCH(dropout_add);
 WEFT_STREAM_BENCH(cross_entropy);
 WEFT_STREAM_BENCH(rope);
-WEFT_STREAM_BENCH(sum_of_squares);
+WEFT_STREAM_BENCH(sums_of_squares);
 WEFT_STREAM_BENCH(adamw);
 
 }  // namespace

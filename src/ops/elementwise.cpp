@@ -8,16 +8,6 @@
 #include "ops/twins.hpp"
 
 namespace weft::ops {
-namespace {
-
-void run_sum(Lane& lane, const char* op, const Tensor& x, bool squares, const Tensor& out) {
-  check_floating(x, op, "x");
-  check_vector(out, 1, DType::kF64, op, "out");
-  const Tensor partial = lane.alloc(DType::kF64, {(x.elems() + 4095) / 4096}, "partial sums");
-  WEFT_OPS_DISPATCH(lane, sum, x, squares, partial, out);
-}
-
-}  // namespace
 
 void fill(Lane& lane, const Tensor& x, double value) {
   WEFT_CHECK(x.defined(), "fill: x is undefined");
@@ -65,11 +55,10 @@ void scale_in_place(Lane& lane, const Tensor& x, double factor) {
 }
 
 void sum(Lane& lane, const Tensor& x, const Tensor& out) {
-  run_sum(lane, "sum", x, false, out);
-}
-
-void sum_of_squares(Lane& lane, const Tensor& x, const Tensor& out) {
-  run_sum(lane, "sum_of_squares", x, true, out);
+  check_floating(x, "sum", "x");
+  check_vector(out, 1, DType::kF64, "sum", "out");
+  const Tensor partial = lane.alloc(DType::kF64, {(x.elems() + 4095) / 4096}, "partial sums");
+  WEFT_OPS_DISPATCH(lane, sum, x, partial, out);
 }
 
 std::int64_t find_nonfinite(Lane& lane, const Tensor& x) {

@@ -24,13 +24,6 @@ void check_update(const FlatPieces& pieces, const Tensor& master, const Tensor& 
   check_flat(weight, pieces.offset_end(), weight.dtype(), op, "weight");
 }
 
-// What an update of whole tensors of n elements visits.
-FlatPieces one_piece(Lane& lane, const Tensor& master, const Tensor& weight, const char* op) {
-  WEFT_CHECK(master.defined() && weight.defined() && weight.elems() == master.elems(),
-             "{}: weight is {} for master {}", op, describe(weight), describe(master));
-  return {lane, {{.elems = master.elems(), .tag = 1}}};
-}
-
 }  // namespace
 
 void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t) {
@@ -41,21 +34,11 @@ void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const Ad
   WEFT_OPS_DISPATCH(lane, adamw, step, pieces, t);
 }
 
-void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
-           const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight) {
-  adamw(lane, step, one_piece(lane, master, weight, "adamw"), {master, exp_avg, exp_avg_sq, grad, weight});
-}
-
 void sgd(Lane& lane, const SgdStep& step, const FlatPieces& pieces, const SgdTensors& t) {
   check_update(pieces, t.master, t.gradient, t.weight, "sgd");
   if (t.buffer.defined() || step.momentum != 0)
     check_flat(t.buffer, pieces.owned_end(), t.master.dtype(), "sgd", "buffer");
   WEFT_OPS_DISPATCH(lane, sgd, step, pieces, t);
-}
-
-void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
-         const Tensor& weight) {
-  sgd(lane, step, one_piece(lane, master, weight, "sgd"), {master, buffer, grad, weight});
 }
 
 }  // namespace weft::ops

@@ -21,9 +21,6 @@ struct AdamWTensors {
   Tensor weight;                       // [offset] any floating dtype; may be the master itself
 };
 void adamw(Lane& lane, const AdamWStep& step, const FlatPieces& pieces, const AdamWTensors& t);
-// One piece: all tensors [n].
-void adamw(Lane& lane, const AdamWStep& step, const Tensor& master, const Tensor& exp_avg,
-           const Tensor& exp_avg_sq, const Tensor& grad, const Tensor& weight);
 
 struct SgdStep {
   double lr = 0, momentum = 0, weight_decay = 0;
@@ -37,7 +34,5 @@ struct SgdTensors {
   Tensor master, buffer, gradient, weight;  // as for AdamW
 };
 void sgd(Lane& lane, const SgdStep& step, const FlatPieces& pieces, const SgdTensors& t);
-void sgd(Lane& lane, const SgdStep& step, const Tensor& master, const Tensor& buffer, const Tensor& grad,
-         const Tensor& weight);
 
 }  // namespace weft::ops

@@ -83,22 +83,24 @@ TEST(Elementwise, SumsAreExactEnoughAndTheSameForAnyWorkers) {
     for (const Shape& shape : std::vector<Shape>{{1}, {17, 65}, {4096}, {4097}, {3, 77, 191}}) {
       Bench one(1);
       const Tensor x = random_strided(one.lane, dtype, shape, 1);
-      const Tensor out = zeros(one.lane, DType::kF64, {1}), squares = zeros(one.lane, DType::kF64, {1});
+      const Tensor out = zeros(one.lane, DType::kF64, {1});
+      const Tensor squares = zeros(one.lane, DType::kF64, {1});
       ops::sum(one.lane, x, out);
-      ops::sum_of_squares(one.lane, x, squares);
       long double sum = 0, square = 0, size = 0;
       for (const double v : values_of(x))
         sum += v, square += static_cast<long double>(v) * v, size += std::fabs(v);
       EXPECT_NEAR(element(out, 0), static_cast<double>(sum), 1e-13 * static_cast<double>(size));
-      EXPECT_NEAR(element(squares, 0), static_cast<double>(square), 1e-13 * static_cast<double>(square));
       // A strided view and its compact copy are the same numbers in the same order.
       const Tensor compact = ops::cast(one.lane, x, dtype, "compact");
+      const Tensor flat = compact.view({x.elems()});
+      ops::sums_of_squares(one.lane, one_piece(one.lane, flat, 0), flat, squares);
+      EXPECT_NEAR(element(squares, 0), static_cast<double>(square), 1e-13 * static_cast<double>(square));
       for (const int threads : {1, 2, 3}) {
         Bench many(threads);
         const Tensor again = zeros(many.lane, DType::kF64, {1});
         ops::sum(many.lane, compact, again);
         EXPECT_TRUE(same_bits(again, out));
-        ops::sum_of_squares(many.lane, compact, again);
+        ops::sums_of_squares(many.lane, one_piece(many.lane, flat, 0), flat, again);
         EXPECT_TRUE(same_bits(again, squares));
       }
     }
@@ -128,7 +130,7 @@ TEST(Elementwise, MetaLanePlansTheSame) {
     ops::add_in_place(lane, x, y);
     ops::scale_in_place(lane, x, 2);
     ops::sum(lane, x, out);
-    ops::sum_of_squares(lane, x, out);
+    ops::sums_of_squares(lane, one_piece(lane, y, 0), y.view({y.elems()}), out);
     EXPECT_EQ(ops::find_nonfinite(lane, x), -1);
   });
 }

@@ -258,13 +258,14 @@ TEST(Golden, Optimizers) {
         const Tensor grad = golden.in(lane, dtype, "grad" + step).view({n});
         // The scale of the gradient is folded in: half of a doubled gradient is the gradient.
         for (std::int64_t i = 0; i < n; ++i) set_element(grad, i, 2 * element(grad, i));
-        ops::adamw(lane, {0.003, 0.9, 0.95, 1e-8, 0.1, t + 1, 0.5}, adam, m, v, grad, weight);
+        ops::adamw(lane, {0.003, 0.9, 0.95, 1e-8, 0.1, t + 1, 0.5}, one_piece(lane, adam),
+                   {adam, m, v, grad, weight});
         expect_near(adam, golden["adamw" + twin + step], tolerance, "adamw" + step);
         for (std::int64_t i = 0; i < n; ++i) {
           EXPECT_EQ(element(weight, i),
                     static_cast<double>(static_cast<float>(bf16(static_cast<float>(element(adam, i))))));
         }
-        ops::sgd(lane, {0.003, 0.9, 0.1, t == 0, 0.5}, sgd, buffer, grad, sgd);
+        ops::sgd(lane, {0.003, 0.9, 0.1, t == 0, 0.5}, one_piece(lane, sgd), {sgd, buffer, grad, sgd});
         expect_near(sgd, golden["sgd_momentum" + twin + step], tolerance, "sgd" + step);
       }
       expect_near(m, golden["adamw" + twin + ".state.exp_avg." + name], tolerance, "exp_avg");

@@ -27,7 +27,7 @@ TEST(Optimizer, AdamWOfAllSizesAndWeightTypes) {
           ep[i] -= 0.01 / (1 - std::pow(0.9, 3)) * em[i] /
                    (std::sqrt(ev[i]) / std::sqrt(1 - std::pow(0.95, 3)) + 1e-8);
         }
-        ops::adamw(lane, step, p, m, v, grad, weight);
+        ops::adamw(lane, step, one_piece(lane, p), {p, m, v, grad, weight});
         const double tolerance = unit(master_type) * 8;
         expect_near(p, ep, tolerance, "p");
         expect_near(m, em, tolerance, "m");
@@ -37,8 +37,9 @@ TEST(Optimizer, AdamWOfAllSizesAndWeightTypes) {
         const Tensor q = make(lane, master_type, {n}, values_of(p)),
                      m2 = make(lane, master_type, {n}, values_of(m));
         const Tensor v2 = make(lane, master_type, {n}, values_of(v));
-        ops::adamw(lane, step, p, m, v, grad, p);  // the weight may be the master itself
-        ops::adamw(three.lane, step, q, m2, v2, grad, q);
+        ops::adamw(lane, step, one_piece(lane, p),
+                   {p, m, v, grad, p});  // the weight may be the master itself
+        ops::adamw(three.lane, step, one_piece(three.lane, q), {q, m2, v2, grad, q});
         EXPECT_TRUE(same_bits(p, q));
         EXPECT_TRUE(same_bits(v, v2));
       }
@@ -51,7 +52,7 @@ TEST(Optimizer, AdamWWithoutEpsilonLeavesUntouchedWeightsAlone) {
   Bench bench;
   const Tensor p = make(bench.lane, DType::kF32, {2}, {0.5, 0.5}), m = zeros(bench.lane, DType::kF32, {2});
   const Tensor v = zeros(bench.lane, DType::kF32, {2}), grad = make(bench.lane, DType::kF32, {2}, {0, 1});
-  ops::adamw(bench.lane, {1e-3, 0.9, 0.999, 0, 0, 1, 1}, p, m, v, grad, p);
+  ops::adamw(bench.lane, {1e-3, 0.9, 0.999, 0, 0, 1, 1}, one_piece(bench.lane, p), {p, m, v, grad, p});
   EXPECT_EQ(element(p, 0), 0.5);
   EXPECT_NEAR(element(p, 1), 0.499, 1e-7);
 }
@@ -62,15 +63,16 @@ TEST(Optimizer, SgdWithAndWithoutMomentum) {
   const std::int64_t n = 1025;
   const Tensor p = random(lane, DType::kF64, {n}, 1), grad = random(lane, DType::kF64, {n}, 2);
   const Tensor weight = zeros(lane, DType::kBF16, {n});
+  const ops::FlatPieces whole = one_piece(lane, p);
   Values expected = values_of(p);
   for (std::size_t i = 0; i < expected.size(); ++i) {
     expected[i] -= 0.1 * (2 * element(grad, static_cast<std::int64_t>(i)) + 0.01 * expected[i]);
   }
-  ops::sgd(lane, {0.1, 0, 0.01, true, 2}, p, {}, grad, weight);
+  ops::sgd(lane, {0.1, 0, 0.01, true, 2}, whole, {p, {}, grad, weight});
   expect_near(p, expected, 1e-15, "p");
   expect_near(weight, expected, unit(DType::kBF16) * 1.01, "weight");
-  EXPECT_THROW(ops::sgd(lane, {0.1, 0.9, 0, true, 1}, p, {}, grad, weight), Error);
-  EXPECT_THROW(ops::adamw(lane, {}, p, p, p, zeros(lane, DType::kF32, {n}), weight), Error);
+  EXPECT_THROW(ops::sgd(lane, {0.1, 0.9, 0, true, 1}, whole, {p, {}, grad, weight}), Error);
+  EXPECT_THROW(ops::adamw(lane, {}, whole, {p, p, p, zeros(lane, DType::kF32, {n}), weight}), Error);
 }
 
 }  // namespace

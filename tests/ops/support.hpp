@@ -13,6 +13,7 @@
 
 #include "core/lane.hpp"
 #include "core/rng.hpp"
+#include "ops/flat_pieces.hpp"
 
 namespace weft::test {
 
@@ -190,6 +191,11 @@ inline double dot(const Tensor& x, const Tensor& y) {
   double sum = 0;
   for (std::int64_t i = 0; i < x.elems(); ++i) sum += element(x, i) * element(y, i);
   return sum;
+}
+
+// The whole of flat tensors as long as x. Of an update, tag 1: weights decay.
+inline ops::FlatPieces one_piece(Lane& lane, const Tensor& x, std::int64_t tag = 1) {
+  return {lane, {{.elems = x.elems(), .tag = tag}}};
 }
 
 // Runs body on a real lane and on a meta lane: the same number of allocations and the same high-water mark.

@@ -82,6 +82,21 @@ double sum_piece(const Tensor& x, Index begin, Index end, bool squares) {
   return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
+double sum_pieces(Lane& lane, const Tensor& x, bool squares, const Tensor& partial) {
+  double total = 0;
+  visit_floating(x.dtype(), [&]<class T>(T) {
+    const Index n = x.elems();
+    double* pieces = partial.data<double>();
+    lane.workers.parallel_for(n, 4 * kSumPiece, [&](Index begin, Index end) {
+      for (Index p = begin; p < end; p += kSumPiece) {
+        pieces[p / kSumPiece] = sum_piece<T>(x, p, std::min(p + kSumPiece, end), squares);
+      }
+    });
+    for (Index p = 0; p < ceil_div(n, kSumPiece); ++p) total += pieces[p];
+  });
+  return total;
+}
+
 template <class T>
 bool finite(T x) {
   return std::isfinite(to_acc(x));
@@ -143,19 +158,8 @@ void scale_in_place(Lane& lane, const Tensor& x, double factor) {
   });
 }
 
-void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const Tensor& out) {
-  visit_floating(x.dtype(), [&]<class T>(T) {
-    const Index n = x.elems();
-    double* pieces = partial.data<double>();
-    lane.workers.parallel_for(n, 4 * kSumPiece, [&](Index begin, Index end) {
-      for (Index p = begin; p < end; p += kSumPiece) {
-        pieces[p / kSumPiece] = sum_piece<T>(x, p, std::min(p + kSumPiece, end), squares);
-      }
-    });
-    double total = 0;
-    for (Index p = 0; p < ceil_div(n, kSumPiece); ++p) total += pieces[p];
-    *out.data<double>() = total;
-  });
+void sum(Lane& lane, const Tensor& x, const Tensor& partial, const Tensor& out) {
+  *out.data<double>() = sum_pieces(lane, x, false, partial);
 }
 
 std::int64_t sums_of_squares_partials(const Lane&, const FlatPieces& pieces) {
@@ -168,10 +172,8 @@ void sums_of_squares(Lane& lane, const FlatPieces& pieces, const Tensor& x, cons
                      const Tensor& out) {
   double* sums = out.data<double>();
   std::fill_n(sums, out.elems(), 0.0);
-  double of_piece = 0;
   for (const FlatPiece& p : pieces.list()) {
-    sum(lane, x.slice(p.offset, p.elems), true, partial, Tensor::borrow(&of_piece, DType::kF64, {1}));
-    sums[p.tag] += of_piece;
+    sums[p.tag] += sum_pieces(lane, x.slice(p.offset, p.elems), true, partial);
   }
 }
 

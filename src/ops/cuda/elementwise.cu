@@ -294,16 +294,16 @@ struct FindNonfinite {
 constexpr int kSumPiece = 4096, kSumThreads = 256;  // of one block
 
 template <class T>
-__device__ double term(T x, bool squares) {
+__device__ double square(T x) {
   const auto v = static_cast<double>(to_acc(x));
-  return squares ? v * v : v;
+  return v * v;
 }
 
 // Block i sums elements [4096 i, 4096 (i + 1)) of the rows laid end to end. Which thread adds what does not
 // depend on strides or alignment.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kSumThreads)
-    sum_pieces(const T* x, Index elems, Index columns, Index ld, bool squares, double* partial) {
+    sum_pieces(const T* x, Index elems, Index columns, Index ld, double* partial) {
   constexpr int N = kPerVector<T>, kEach = kSumPiece / kSumThreads / N;
   __shared__ double shared[32];
   const Index begin = static_cast<Index>(blockIdx.x) * kSumPiece + threadIdx.x * N;
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll
   for (int u = 0; u < kEach; ++u) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += term(in[u].v[i], squares);
+    for (int i = 0; i < N; ++i) sum += static_cast<double>(to_acc(in[u].v[i]));
   }
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
@@ -366,13 +366,13 @@ __global__ void __launch_bounds__(kSquareThreads)
     for (int u = 0; u < kUnroll; ++u) {
       if (i + u * kSquareThreads < vectors) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) sum += term(in[u].v[e], true);
+        for (int e = 0; e < N; ++e) sum += square(in[u].v[e]);
       }
     }
   }
-  if (threadIdx.x < head) sum += term(p[threadIdx.x], true);
+  if (threadIdx.x < head) sum += square(p[threadIdx.x]);
   const int rest = head + vectors * N + static_cast<int>(threadIdx.x);
-  if (rest < elems) sum += term(p[rest], true);
+  if (rest < elems) sum += square(p[rest]);
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
@@ -441,7 +441,7 @@ void scale_in_place(Lane& lane, const Tensor& x, double factor) {
   });
 }
 
-void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const Tensor& out) {
+void sum(Lane& lane, const Tensor& x, const Tensor& partial, const Tensor& out) {
   double* pieces = data<double>(partial);
   const Index elems = x.elems(), count = (elems + kSumPiece - 1) / kSumPiece;
   if (elems > 0) {
@@ -450,7 +450,7 @@ void sum(Lane& lane, const Tensor& x, bool squares, const Tensor& partial, const
       const Index ld = x.contiguous() ? x.columns() : x.ld();
       const auto kernel = vectors ? sum_pieces<T, true> : sum_pieces<T, false>;
       kernel<<<blocks_for(elems, kSumPiece), kSumThreads, 0, stream(lane)>>>(data<T>(x), elems, x.columns(),
-                                                                             ld, squares, pieces);
+                                                                             ld, pieces);
     });
     launched("run sum");
   }

@@ -87,8 +87,8 @@ TEST_F(CudaOptimizer, OneTensorOfAllSizes) {
       const State a = on_gpu(start(DType::kF32, weight, n + 1)), r = reference(a);
       const auto cut = [&](const Tensor& x) { return x.slice(1, n); };  // not aligned
       const ops::AdamWStep step{0.01, 0.9, 0.95, 1e-8, 0.1, 3, 0.25};
-      ops::adamw(gpu(), step, cut(a.p), cut(a.m), cut(a.v), cut(a.g), cut(a.w));
-      ops::adamw(cpu(), step, cut(r.p), cut(r.m), cut(r.v), cut(r.g), cut(r.w));
+      ops::adamw(gpu(), step, one_piece(gpu(), cut(a.p)), {cut(a.p), cut(a.m), cut(a.v), cut(a.g), cut(a.w)});
+      ops::adamw(cpu(), step, one_piece(cpu(), cut(r.p)), {cut(r.p), cut(r.m), cut(r.v), cut(r.g), cut(r.w)});
       expect_close(a.p, r.p, rounding(DType::kF32), "master");
       expect_close(a.w, r.w, rounding(weight), "weight");
     }
@@ -99,7 +99,7 @@ TEST_F(CudaOptimizer, AdamWWithoutEpsilonLeavesUntouchedWeightsAlone) {
   const auto on = [&](const Values& v) { return to_gpu(make(cpu(), DType::kF32, {8}, v)); };
   const Tensor p = on(Values(8, 0.5)), m = on(Values(8, 0)), v = on(Values(8, 0)),
                g = on({0, 1, 0, 0, 0, 0, 0, 0});
-  ops::adamw(gpu(), {1e-3, 0.9, 0.999, 0, 0, 1, 1}, p, m, v, g, p);
+  ops::adamw(gpu(), {1e-3, 0.9, 0.999, 0, 0, 1, 1}, one_piece(gpu(), p), {p, m, v, g, p});
   const Tensor got = to_cpu(p);
   EXPECT_EQ(element(got, 0), 0.5);
   EXPECT_NEAR(element(got, 1), 0.499, 1e-7);
