@@ -174,10 +174,6 @@ struct BpeTrainer::State {
 BpeTrainer::BpeTrainer() : state_(std::make_unique<State>()) {}
 BpeTrainer::~BpeTrainer() = default;
 
-std::int64_t BpeTrainer::distinct_words() const {
-  return static_cast<std::int64_t>(state_->words.size());
-}
-
 void BpeTrainer::add(std::string_view text) {
   state_->pieces.clear();
   state_->splitter.split(text, state_->pieces, state_->scratch);

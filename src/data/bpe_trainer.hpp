@@ -33,7 +33,6 @@ class BpeTrainer {
   void add(std::string_view text);
   // A whole file in bounded memory. `.jsonl`: the "text" of each line; anything else is one text.
   void add_file(const std::filesystem::path& path);
-  std::int64_t distinct_words() const;
   // ConfigError when vocab_size has no room for 256 bytes and the special tokens, or special tokens clash. A
   // corpus without enough pairs gives a smaller vocabulary, and a warning says so.
   Tokenizer train(const BpeTrainOptions& options) const;

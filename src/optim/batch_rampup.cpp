@@ -28,14 +28,6 @@ std::int64_t BatchRampup::iterations(std::int64_t budget) const {
   return count + (budget - consumed) / global_batch_size;
 }
 
-std::int64_t BatchRampup::consumed_after(std::int64_t count) const {
-  std::int64_t consumed = 0;
-  if (ramps()) {
-    for (; count > 0 && consumed <= samples; --count) consumed += batch_size(consumed);
-  }
-  return consumed + count * global_batch_size;
-}
-
 std::vector<std::string> problems_of(const BatchRampup& rampup, std::int64_t unit) {
   std::vector<std::string> problems;
   if (rampup.start == 0 && rampup.increment == 0 && rampup.samples == 0) return problems;

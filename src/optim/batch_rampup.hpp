@@ -19,8 +19,6 @@ struct BatchRampup {
   // Updates whose whole batches fit into `budget` samples (--train-samples); a rest that is too small is not
   // used.
   std::int64_t iterations(std::int64_t budget) const;
-  // Samples that the first `count` updates consume.
-  std::int64_t consumed_after(std::int64_t count) const;
   bool operator==(const BatchRampup&) const = default;
 };
 

@@ -72,7 +72,6 @@ TEST(BpeTrainer, FilesAreReadInPiecesWithoutChangingTheWords) {
   BpeTrainer whole, pieces;
   whole.add(text);
   pieces.add_file(dir / "t.txt");
-  EXPECT_EQ(whole.distinct_words(), pieces.distinct_words());
   BpeTrainOptions options;
   options.vocab_size = 400;
   EXPECT_EQ(whole.train(options).to_json(), pieces.train(options).to_json());
@@ -81,9 +80,13 @@ TEST(BpeTrainer, FilesAreReadInPiecesWithoutChangingTheWords) {
 TEST(BpeTrainer, ReadsTheTextOfJsonLines) {
   const TempDir dir;
   spill(dir / "t.jsonl", "{\"text\": \"low lower\"}\n{\"text\": \"lowest\", \"id\": 3}\n");
-  BpeTrainer trainer;
-  trainer.add_file(dir / "t.jsonl");
-  EXPECT_EQ(trainer.distinct_words(), 3);
+  BpeTrainer lines, texts;
+  lines.add_file(dir / "t.jsonl");
+  texts.add("low lower");
+  texts.add("lowest");
+  BpeTrainOptions options;
+  options.vocab_size = 265;
+  EXPECT_EQ(lines.train(options).to_json(), texts.train(options).to_json());
 }
 
 TEST(BpeTrainer, RefusesImpossibleSizes) {
