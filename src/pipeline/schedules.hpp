@@ -89,8 +89,4 @@ Program compute_order(const PipelineShape& shape, int rank);
 Program make_program(const PipelineShape& shape, int rank);
 std::vector<Program> make_programs(const PipelineShape& shape);
 
-// What is wrong with programs for this shape, whatever the times: every action exactly once and on its rank,
-// F before B before W, W in microbatch order, data made before it is sent and asked for before it is read.
-std::vector<std::string> faults_of(const PipelineShape& shape, const std::vector<Program>& programs);
-
 }  // namespace weft

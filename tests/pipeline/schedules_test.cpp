@@ -6,12 +6,14 @@
 #include <functional>
 
 #include "core/check.hpp"
+#include "pipeline/faults.hpp"
 #include "pipeline/simulate.hpp"
 
 namespace weft {
 namespace {
 
 using enum PipelineSchedule;
+using test::faults_of;
 
 constexpr int kRanks = 8, kMicrobatches = 32, kChunks = 4;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "pipeline/faults.hpp"
 #include "pipeline/print.hpp"
 #include "pipeline/schedules.hpp"
 
@@ -11,6 +12,7 @@ namespace weft {
 namespace {
 
 using enum PipelineSchedule;
+using test::faults_of;
 
 std::string all(const std::vector<std::string>& lines) {
   std::string text;

@@ -1,14 +1,12 @@
+#include "pipeline/faults.hpp"
+
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <string>
-#include <vector>
 
-#include "pipeline/schedules.hpp"
-
-namespace weft {
+namespace weft::test {
 namespace {
 
 // Reads the program of one rank and says what is wrong with it by itself.
@@ -157,4 +155,4 @@ std::vector<std::string> faults_of(const PipelineShape& shape, const std::vector
   return faults;
 }
 
-}  // namespace weft
+}  // namespace weft::test
