@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 

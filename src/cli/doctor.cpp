@@ -1,9 +1,7 @@
 // weft doctor: facts about this build and this machine.
 #include <unistd.h>
 
-#include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>

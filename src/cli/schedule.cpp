@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/commands.hpp"

@@ -1,8 +1,8 @@
 #include "data/indexed_dataset.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #include "core/check.hpp"
 

@@ -4,7 +4,6 @@
 #include <pcre2.h>
 
 #include <array>
-#include <utility>
 
 #include "core/check.hpp"
 #include "data/byte_level.hpp"

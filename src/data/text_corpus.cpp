@@ -5,11 +5,13 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "data/indexed_dataset.hpp"

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "data/files.hpp"
 #include "data/token_source.hpp"

@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 

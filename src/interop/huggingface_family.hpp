@@ -2,9 +2,8 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "interop/tensor_map.hpp"
+#include "model/config.hpp"
 
 namespace weft {
 

@@ -2,7 +2,6 @@
 // file; nothing is copied until a tensor is used.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>

@@ -2,7 +2,6 @@
 // weight gradients that are still to be computed. Modules are const; this is what they work on.
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <typeinfo>
 #include <vector>

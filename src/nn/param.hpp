@@ -3,7 +3,6 @@
 // nothing else knows how a tensor is cut.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

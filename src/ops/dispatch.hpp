@@ -2,7 +2,6 @@
 // meta lane counts them) and then calls WEFT_OPS_DISPATCH once; twins of all devices have the same signature.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "core/lane.hpp"

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "core/rng.hpp"
 #include "ops/elementwise.hpp"

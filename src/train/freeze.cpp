@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "core/check.hpp"
 #include "model/gpt_model.hpp"

@@ -1,7 +1,5 @@
 #include "train/launch.hpp"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>

@@ -2,7 +2,6 @@
 
 #include "train/launch.hpp"
 
-#include <algorithm>
 #include <iterator>
 
 namespace weft {

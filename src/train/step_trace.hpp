@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "comm/communicator.hpp"
 #include "core/host_tools.hpp"

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <sstream>
 
@@ -16,6 +16,7 @@
 #include "io/atomic_file.hpp"
 #include "mesh/mesh.hpp"
 #include "ops/elementwise.hpp"
+#include "train/engine.hpp"
 #include "train/freeze.hpp"
 #include "train/launch.hpp"
 #include "train/loss_curve.hpp"

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "train/config.hpp"
-#include "train/engine.hpp"
 #include "train/run_data.hpp"
 
 namespace weft {

@@ -10,6 +10,7 @@
 #include "comm/local/launcher.hpp"
 #include "support/golden.hpp"
 #include "support/rank.hpp"
+#include "train/engine.hpp"
 #include "train/plan.hpp"
 #include "train/trainer.hpp"
 

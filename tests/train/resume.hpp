@@ -14,6 +14,7 @@
 #include "interop/huggingface_weights.hpp"
 #include "support/golden.hpp"
 #include "support/rank.hpp"
+#include "train/engine.hpp"
 #include "train/metrics.hpp"
 #include "train/run_checkpoint.hpp"
 #include "train/schedule.hpp"

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include "comm/communicator.hpp"

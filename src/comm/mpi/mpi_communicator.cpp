@@ -1,7 +1,5 @@
 #include "comm/mpi/mpi_communicator.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 

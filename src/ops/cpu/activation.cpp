@@ -1,4 +1,4 @@
-#include <utility>
+#include <type_traits>
 
 #include "ops/cpu/math.hpp"
 #include "ops/cpu/support.hpp"

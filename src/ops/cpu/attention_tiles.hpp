@@ -3,8 +3,6 @@
 // queries]: maxima and sums over keys are then vertical, and the keys need no transposition.
 #pragma once
 
-#include <limits>
-
 #include "ops/attention.hpp"
 #include "ops/cpu/math.hpp"
 #include "ops/cpu/random_mask.hpp"

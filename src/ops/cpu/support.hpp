@@ -11,7 +11,6 @@
 #include <atomic>
 #include <concepts>
 #include <cstdint>
-#include <type_traits>
 
 #include "core/lane.hpp"
 

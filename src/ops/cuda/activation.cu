@@ -1,4 +1,4 @@
-#include <utility>
+#include <type_traits>
 
 #include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/spans.cuh"

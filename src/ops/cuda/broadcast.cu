@@ -1,7 +1,6 @@
 #include "ops/cuda/broadcast.hpp"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "ops/cuda/kernel.cuh"
 

@@ -4,7 +4,6 @@
 // kernels, each with one owner for every sum: dq by tiles of queries, dk and dv by tiles of keys.
 #include "ops/cuda/plain_attention.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

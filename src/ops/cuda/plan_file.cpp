@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <charconv>
 #include <fstream>
-#include <optional>
 #include <string_view>
 #include <system_error>
 

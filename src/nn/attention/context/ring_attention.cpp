@@ -1,7 +1,6 @@
 #include "nn/attention/context/ring_attention.hpp"
 
 #include <limits>
-#include <utility>
 
 #include "ops/attention_merge.hpp"
 #include "ops/elementwise.hpp"
