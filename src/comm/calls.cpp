@@ -100,6 +100,15 @@ std::uint64_t send_receive(const Who& who, const std::vector<Communicator::Messa
   return bytes;
 }
 
+std::vector<Tensor> tensors_of(const std::vector<Communicator::Message>& messages,
+                               const std::vector<Communicator::Message>& more) {
+  std::vector<Tensor> tensors;
+  for (const auto* list : {&messages, &more}) {
+    for (const Communicator::Message& m : *list) tensors.push_back(m.tensor);
+  }
+  return tensors;
+}
+
 const char* name_of(const std::vector<Communicator::Message>& sends,
                     const std::vector<Communicator::Message>& receives) {
   if (sends.empty() == receives.empty()) return "send_receive";

@@ -35,6 +35,10 @@ std::uint64_t broadcast(const Who& who, const Tensor& x, int root);
 std::uint64_t send_receive(const Who& who, const std::vector<Communicator::Message>& sends,
                            const std::vector<Communicator::Message>& receives);
 
+// The tensors of messages, in this order.
+std::vector<Tensor> tensors_of(const std::vector<Communicator::Message>& messages,
+                               const std::vector<Communicator::Message>& more = {});
+
 // For timelines: "send", "receive" or "send_receive"; and the bytes of its messages, either way.
 const char* name_of(const std::vector<Communicator::Message>& sends,
                     const std::vector<Communicator::Message>& receives);

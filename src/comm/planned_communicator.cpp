@@ -72,13 +72,7 @@ class PlannedCommunicator : public Communicator {
   Async<std::vector<Tensor>> send_receive(Lane&, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives) override {
     const std::uint64_t bytes = calls::send_receive(who(), sends, receives);
-    std::vector<Tensor> held, received;
-    for (const Message& m : sends) held.push_back(m.tensor);
-    for (const Message& m : receives) {
-      held.push_back(m.tensor);
-      received.push_back(m.tensor);
-    }
-    return start("send_receive", bytes, std::move(received), std::move(held));
+    return start("send_receive", bytes, calls::tensors_of(receives), calls::tensors_of(sends, receives));
   }
   std::unique_ptr<Communicator> split(int, int, const std::string& name) override {
     WEFT_CHECK(

@@ -158,13 +158,7 @@ class LocalCommunicator : public Communicator {
 Async<std::vector<Tensor>> LocalCommunicator::send_receive(Lane& lane, const std::vector<Message>& sends,
                                                            const std::vector<Message>& receives) {
   bytes_ += calls::send_receive(who(), sends, receives);
-  std::vector<Tensor> held, received;
-  for (const Message& m : sends) held.push_back(m.tensor);
-  for (const Message& m : receives) {
-    held.push_back(m.tensor);
-    received.push_back(m.tensor);
-  }
-  auto operation = std::make_unique<LocalOperation>(group_, rank_, std::move(held));
+  auto operation = std::make_unique<LocalOperation>(group_, rank_, calls::tensors_of(sends, receives));
   operation->started(lane, *this, calls::name_of(sends, receives), calls::bytes_of(sends, receives));
   for (const Message& m : sends) {
     Call call = make(Kind::kSend, m.tensor, m.peer == rank_ ? 0 : m.tensor.bytes());
@@ -176,7 +170,7 @@ Async<std::vector<Tensor>> LocalCommunicator::send_receive(Lane& lane, const std
     call.out = {View(m.tensor)};
     operation->add(group_->join_receive(m.peer, rank_, std::move(call)));
   }
-  return Async<std::vector<Tensor>>(std::move(received), std::move(operation));
+  return Async<std::vector<Tensor>>(calls::tensors_of(receives), std::move(operation));
 }
 
 std::unique_ptr<Communicator> LocalCommunicator::split(int color, int key, const std::string& name) {

@@ -373,13 +373,7 @@ Async<Tensor> MpiCommunicator::broadcast(Lane& lane, const Tensor& x, int root) 
 Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane& lane, const std::vector<Message>& sends,
                                                          const std::vector<Message>& receives) {
   bytes_ += calls::send_receive(who(), sends, receives);
-  std::vector<Tensor> held, received;
-  for (const Message& m : sends) held.push_back(m.tensor);
-  for (const Message& m : receives) {
-    held.push_back(m.tensor);
-    received.push_back(m.tensor);
-  }
-  auto operation = std::make_unique<MpiOperation>(engine_, std::move(held));
+  auto operation = std::make_unique<MpiOperation>(engine_, calls::tensors_of(sends, receives));
   operation->started(lane, *this, calls::name_of(sends, receives), calls::bytes_of(sends, receives));
   const auto add = [&](Kind kind, const Message& m, std::uint64_t sequence) {
     Call call = make(kind, m.tensor, 0);
@@ -400,7 +394,7 @@ Async<std::vector<Tensor>> MpiCommunicator::send_receive(Lane& lane, const std::
   };
   for (const Message& m : sends) add(Kind::kSend, m, sent_[static_cast<std::size_t>(m.peer)]++);
   for (const Message& m : receives) add(Kind::kReceive, m, received_[static_cast<std::size_t>(m.peer)]++);
-  return Async<std::vector<Tensor>>(std::move(received), std::move(operation));
+  return Async<std::vector<Tensor>>(calls::tensors_of(receives), std::move(operation));
 }
 
 std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key, const std::string& name) {

@@ -361,13 +361,9 @@ class NcclCommunicator final : public Communicator {
   Async<std::vector<Tensor>> send_receive(Lane& lane, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives) override {
     const std::uint64_t sent = calls::send_receive(who(), sends, receives);
-    std::vector<Tensor> held, received;
-    for (const Message& m : sends) held.push_back(m.tensor);
-    for (const Message& m : receives) {
-      held.push_back(m.tensor);
-      received.push_back(m.tensor);
-    }
-    return start(lane, calls::name_of(sends, receives), sent, received, std::move(held), [&] {
+    const std::vector<Tensor> received = calls::tensors_of(receives),
+                              held = calls::tensors_of(sends, receives);
+    return start(lane, calls::name_of(sends, receives), sent, received, held, [&] {
       for (const Message& m : sends) {
         for_blocks(m.tensor, [&](std::byte* at, std::size_t count) {
           must(ncclSend(at, count, type_of(m.tensor.dtype()), m.peer, comm_, stream_), "send");
