@@ -14,7 +14,6 @@
 #include "train/launch.hpp"
 #include "train/plan.hpp"
 #include "train/rank_device.hpp"
-#include "train/run_checkpoint.hpp"
 #include "train/run_data.hpp"
 #include "train/schedule.hpp"
 
@@ -149,13 +148,7 @@ class RankBench {
 BenchStepResult run_bench_step(TrainConfig config, const BenchStepOptions& options) {
   const Clock::time_point start = Clock::now();
   const Launch launch(config.parallel);
-  if (!config.checkpoint.load.empty()) use_loaded_model(config);
-  RunData data = open_run_data(config);
-  config = resolved(config);
-  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
-  choose_device(config, launch.ranks_on_machine());
+  RunData data = begin_run(config, launch.ranks_on_machine());
   const EngineOptions engine = EngineOptions::from(config);
   const int threads = threads_per_rank(config.training.cpu_threads, launch.ranks_on_machine());
   const BatchShape shape{.global_batch = config.training.global_batch_size,

@@ -16,6 +16,8 @@
 #include "data/tokenizer.hpp"
 #include "io/atomic_file.hpp"
 #include "train/given_batches.hpp"
+#include "train/rank_device.hpp"
+#include "train/run_checkpoint.hpp"
 
 namespace weft {
 namespace {
@@ -214,6 +216,17 @@ RunData open_indexed(TrainConfig& config) {
 RunData open_run_data(TrainConfig& config) {
   if (!config.data.batches.empty()) return open_given_batches(config);
   return config.data.text_file.empty() ? open_indexed(config) : open_text(config);
+}
+
+RunData begin_run(TrainConfig& config, int ranks_on_machine) {
+  if (!config.checkpoint.load.empty()) use_loaded_model(config);
+  RunData data = open_run_data(config);
+  config = resolved(config);
+  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  choose_device(config, ranks_on_machine);
+  return data;
 }
 
 }  // namespace weft

@@ -43,5 +43,8 @@ struct RunData {
 // Opens config.data and fills in what only the data can tell: vocab_size of a text's tokenizer, seq_length
 // and global_batch_size of given batches, train_iters. ConfigErrors name the option or file.
 RunData open_run_data(TrainConfig& config);
+// What every run begins with: the model of --load, the data, defaults filled in, and the device. A
+// ConfigError lists all that is wrong with the configuration.
+RunData begin_run(TrainConfig& config, int ranks_on_machine);
 
 }  // namespace weft

@@ -400,13 +400,7 @@ void check_trace_file(const TrainConfig& config) {
 
 TrainSummary run_training(TrainConfig config) {
   const Launch launch(config.parallel);
-  if (!config.checkpoint.load.empty()) use_loaded_model(config);
-  RunData data = open_run_data(config);
-  config = resolved(config);
-  if (std::vector<std::string> problems = problems_of(config); !problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
-  choose_device(config, launch.ranks_on_machine());
+  RunData data = begin_run(config, launch.ranks_on_machine());
   const RunSchedule schedule = schedule_of_run(config);
   check_memory(config, launch.ranks_on_machine());
   const std::vector<MemoryPlan> plans = plan_run(config, schedule, data, launch.ranks_on_machine());
