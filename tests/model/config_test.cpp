@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "core/check.hpp"
 
 namespace weft {
@@ -111,6 +113,27 @@ TEST(ModelConfig, JsonRoundTrip) {
     c.activation = row.value;
     EXPECT_EQ(model_config_from_json(to_json(c)), c);
   }
+}
+
+// Converts to a field of any type: how many a struct takes is how many it has.
+struct AnyField {
+  template <class T>
+  operator T() const;  // NOLINT(google-explicit-constructor): never called
+};
+template <class Struct, class... Fields>
+constexpr std::size_t fields_of() {
+  if constexpr (requires { Struct{Fields{}..., AnyField{}}; }) {
+    return fields_of<Struct, Fields..., AnyField>();
+  } else {
+    return sizeof...(Fields);
+  }
+}
+
+// A field that is not in the list would be its default again in a checkpoint that is loaded.
+TEST(ModelConfig, JsonHoldsEveryField) {
+  const nlohmann::json object = nlohmann::json::parse(to_json(ModelConfig{}));
+  const std::size_t own = fields_of<ModelConfig>() - 1;  // rope_scaling is written field by field
+  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>());
 }
 
 TEST(ModelConfig, JsonFaultsAreNamed) {
