@@ -16,7 +16,8 @@ struct ExecutorOptions {
   // only when its data is needed (for measuring; same bits).
   bool overlap = true;
   int sends_in_flight = 2;  // of a channel, at most (see schedules.hpp)
-  // Called before each action, and with null behind the last one.
+  // Called before each action, and with null behind the last one, before messages are waited for: a plan's
+  // clock needs the action itself, of which a timeline (TraceScope) has the text alone.
   std::function<void(const Action*)> watch;
 };
 
