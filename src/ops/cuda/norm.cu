@@ -194,13 +194,68 @@ constexpr int block_of(int threads) {
 template <class T, int kThreads, int kElements, bool kCentred>
 constexpr int kResident = kThreads <= 256 && sizeof(T) == 2 && !(kCentred && kElements == 32) ? 2 : 1;
 
+// What a thread has of a row: kElements as vectors, one of every kThreads.
+template <class T, int kElements>
+struct Row {
+  static constexpr int kVectors = kElements / kPerVector<T>;
+  Vec<T, kPerVector<T>> x[kVectors], dy[kVectors], residual[kVectors];
+  Acc<T> mean, rstd;
+};
+
+template <int kThreads, bool kCentred, class T, int kElements>
+__device__ __forceinline__ void fetch(const Backward<T>& b, Index row, int t, Row<T, kElements>& r) {
+  constexpr int N = kPerVector<T>, kVectors = kElements / N;
+  const T *x = b.x + row * b.ld_x, *dy = b.dy + row * b.ld_dy;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int c = (i * kThreads + t) * N;
+    r.x[i] = c < b.h ? load<N>(x + c) : Vec<T, N>{};
+    r.dy[i] = c < b.h ? load<N>(dy + c) : Vec<T, N>{};
+  }
+  if (b.dresidual != nullptr) {
+    const T* more = b.dresidual + row * b.ld_dresidual;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int c = (i * kThreads + t) * N;
+      if (c < b.h) r.residual[i] = load<N>(more + c);
+    }
+  }
+  r.mean = kCentred ? b.mean[row] : Acc<T>{0};
+  r.rstd = b.rstd[row];
+}
+
+// Two sums over the threads of a row, through `reduced` where they are several warps; the second for
+// LayerNorm only.
+template <int kThreads, int kGroups, bool kCentred, class A>
+__device__ __forceinline__ void sum_both(A (*reduced)[2], int group, int t, A& first, A& second) {
+  first = warp_sum(first);
+  if constexpr (kCentred) second = warp_sum(second);
+  if constexpr (kThreads > 32) {
+    if (t % 32 == 0) {
+      reduced[t / 32][0] = first;
+      if constexpr (kCentred) reduced[t / 32][1] = second;
+    }
+    if constexpr (kGroups == 1) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kThreads) : "memory");
+    }
+    first = second = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      first += reduced[w][0];
+      if constexpr (kCentred) second += reduced[w][1];
+    }
+  }
+}
+
 // kThreads to a row, each with kElements of it; groups of threads take rows in turn.
 template <class T, int kThreads, int kElements, bool kCentred>
 __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kElements, kCentred>))
     norm_backward_rows(const Backward<T> b) {
   using A = Acc<T>;
   constexpr int N = kPerVector<T>, kVectors = kElements / N;
-  constexpr int kGroups = block_of(kThreads) / kThreads, kWarps = kThreads / 32;
+  constexpr int kGroups = block_of(kThreads) / kThreads;
   // The next row is fetched while this one is summed, where there are registers for it.
   constexpr bool kAhead = sizeof(T) == 2 && kElements <= 16;
   const int t = threadIdx.x % kThreads, group = threadIdx.x / kThreads;
@@ -208,66 +263,19 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
   const Index begin = b.rows * chunk / chunks, end = b.rows * (chunk + 1) / chunks;
   const bool residual = b.dresidual != nullptr;
 
-  struct Row {
-    Vec<T, N> x[kVectors], dy[kVectors], residual[kVectors];
-    A mean, rstd;
-  };
-  const auto fetch = [&](Index row, Row& r) {
-    const T *x = b.x + row * b.ld_x, *dy = b.dy + row * b.ld_dy;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int c = (i * kThreads + t) * N;
-      r.x[i] = c < b.h ? load<N>(x + c) : Vec<T, N>{};
-      r.dy[i] = c < b.h ? load<N>(dy + c) : Vec<T, N>{};
-    }
-    if (residual) {
-      const T* more = b.dresidual + row * b.ld_dresidual;
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int c = (i * kThreads + t) * N;
-        if (c < b.h) r.residual[i] = load<N>(more + c);
-      }
-    }
-    r.mean = kCentred ? b.mean[row] : A{0};
-    r.rstd = b.rstd[row];
-  };
-
   // One barrier for each row: the buffers of two rows alternate.
-  __shared__ A reduced[2][kGroups][kWarps][2];
+  __shared__ A reduced[2][kGroups][kThreads / 32][2];
   int parity = 0;
-  const auto sum_both = [&](A& first, A& second) {
-    first = warp_sum(first);
-    if constexpr (kCentred) second = warp_sum(second);
-    if constexpr (kThreads > 32) {
-      if (t % 32 == 0) {
-        reduced[parity][group][t / 32][0] = first;
-        if constexpr (kCentred) reduced[parity][group][t / 32][1] = second;
-      }
-      if constexpr (kGroups == 1) {
-        __syncthreads();
-      } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kThreads) : "memory");
-      }
-      first = second = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        first += reduced[parity][group][w][0];
-        if constexpr (kCentred) second += reduced[parity][group][w][1];
-      }
-      parity ^= 1;
-    }
-  };
-
   A weight_sums[kElements] = {}, bias_sums[kCentred ? kElements : 1] = {};
-  Row now;
+  Row<T, kElements> now;
   Index row = begin + group;
-  if (row < end) fetch(row, now);
+  if (row < end) fetch<kThreads, kCentred>(b, row, t, now);
 #pragma unroll 1
   while (row < end) {
     const Index following = row + kGroups;
-    Row next;
+    Row<T, kElements> next;
     if constexpr (kAhead) {
-      if (following < end) fetch(following, next);
+      if (following < end) fetch<kThreads, kCentred>(b, following, t, next);
     }
     A along = 0, mean_g = 0;
 #pragma unroll
@@ -283,7 +291,8 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
         }
       }
     }
-    sum_both(along, mean_g);
+    sum_both<kThreads, kGroups, kCentred>(reduced[parity][group], group, t, along, mean_g);
+    parity ^= 1;
     along /= static_cast<A>(b.h);
     mean_g = kCentred ? mean_g / static_cast<A>(b.h) : A{0};
     T* dx = b.dx + row * b.ld_dx;
@@ -313,7 +322,7 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
     if constexpr (kAhead) {
       now = next;
     } else {
-      if (row < end) fetch(row, now);
+      if (row < end) fetch<kThreads, kCentred>(b, row, t, now);
     }
   }
 
