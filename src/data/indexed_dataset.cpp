@@ -22,7 +22,7 @@ T load(const std::byte* from) {
 
 template <class Stored>
 void widen(const std::byte* from, std::span<std::int32_t> out) {
-  for (std::size_t i = 0; i < out.size(); ++i)
+  for (std::size_t i = 0; i < out.size(); ++i)  // NOLINTNEXTLINE(bugprone-signed-char-misuse): numbers
     out[i] = static_cast<std::int32_t>(load<Stored>(from + i * sizeof(Stored)));
 }
 

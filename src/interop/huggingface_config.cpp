@@ -121,7 +121,7 @@ class Fields {
     if (value.is_null()) return fallback;
     return value.is_boolean() ? value.get<bool>() : (wrong(name, value, "true or false"), fallback);
   }
-  std::string text(const char* name, std::optional<std::string> fallback = {}) {
+  std::string text(const char* name, const std::optional<std::string>& fallback = {}) {
     const Json& value = find(name);
     if (value.is_null()) return absent(name, fallback, std::string{});
     return value.is_string() ? value.get<std::string>() : (wrong(name, value, "a string"), std::string{});
@@ -368,7 +368,8 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
     throw ConfigError(problems);
   }
   if (problems.empty()) {  // values that cannot be read would only bring consequences
-    for (const std::string& problem : problems_of(parsed.model)) problems.push_back(where + ": " + problem);
+    for (const std::string& problem : problems_of(parsed.model))
+      problems.push_back(fmt::format("{}: {}", where, problem));
   }
   if (!problems.empty()) throw ConfigError(problems);
   parsed.model = resolved(parsed.model);

@@ -9,8 +9,8 @@ namespace weft {
 std::int64_t BatchRampup::batch_size(std::int64_t consumed) const {
   if (!ramps() || consumed > samples) return global_batch_size;
   // Divided as Megatron does, in floating point, so that the borders fall on the same sample.
-  const auto increments = static_cast<double>((global_batch_size - start) / increment);
-  const double samples_per_increment = static_cast<double>(samples) / increments;
+  const std::int64_t increments = (global_batch_size - start) / increment;
+  const double samples_per_increment = static_cast<double>(samples) / static_cast<double>(increments);
   const auto steps = static_cast<std::int64_t>(static_cast<double>(consumed) / samples_per_increment);
   return std::min(start + steps * increment, global_batch_size);
 }

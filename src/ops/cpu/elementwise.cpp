@@ -40,6 +40,7 @@ void convert_any(const From* __restrict in, To* __restrict out, Index n) {
   } else if constexpr (!Integer<From> && !Integer<To>) {
     convert(in, out, n);
   } else if constexpr (Integer<From> && Integer<To>) {
+    // An int8_t is a number here. NOLINTNEXTLINE(bugprone-signed-char-misuse)
     for (Index i = 0; i < n; ++i) out[i] = static_cast<To>(in[i]);
   } else if constexpr (Integer<From>) {
     for (Index i = 0; i < n; ++i) out[i] = from_acc<To>(static_cast<accumulator_t<To>>(in[i]));

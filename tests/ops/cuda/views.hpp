@@ -33,7 +33,7 @@ class OnGpuViews : public OnGpu {
   }
   // x in this layout.
   Tensor place(const Tensor& x, Layout layout) {
-    const Tensor y = view(x.dtype(), x.shape(), layout);
+    Tensor y = view(x.dtype(), x.shape(), layout);
     ops::copy(gpu(), x, y);
     return y;
   }
@@ -60,7 +60,7 @@ class OnGpuViews : public OnGpu {
   bool same_on_gpu(const Tensor& a, const Tensor& b) { return same_bits(to_cpu(a), to_cpu(b)); }
   // Of a GPU tensor, for another run from the same start.
   Tensor copy_of(const Tensor& x) {
-    const Tensor y = gpu().alloc(x.dtype(), x.shape(), "copy");
+    Tensor y = gpu().alloc(x.dtype(), x.shape(), "copy");
     ops::copy(gpu(), x, y);
     return y;
   }
