@@ -2,11 +2,13 @@
 # The tests of CUDA operations under compute-sanitizer: memcheck over all, racecheck over our own kernels (cuDNN's use barriers that
 # it does not know). In parts side by side, each for a limited time: what a part has not reached is said, not counted as clean.
 #
-#   tests/gpu/sanitize.sh WEFT_CUDA_OPS_TESTS [SECONDS] [PARTS]        240 s, 8 parts of each tool
+#   tests/gpu/sanitize.sh WEFT_CUDA_OPS_TESTS [SECONDS] [PARTS] [TOOL...]        240 s, 8 parts of each tool
 set -uo pipefail
 tests=$(realpath "$1")
 seconds=${2:-240}
 parts=${3:-8}
+tools=("${@:4}")
+[[ ${#tools[@]} -gt 0 ]] || tools=(memcheck racecheck)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 nvidia-smi -L >/dev/null 2>&1 || { echo "sanitize: no GPU here"; exit 77; }
@@ -14,7 +16,7 @@ command -v compute-sanitizer >/dev/null || { echo "sanitize: no compute-sanitize
 
 # The death test ends a process on purpose.
 declare -A filter=([memcheck]='-CudaFailures.*' [racecheck]='-CudaFailures.*:*Cudnn*:*Gemm*')
-for tool in memcheck racecheck; do
+for tool in "${tools[@]}"; do
   "$tests" --gtest_list_tests --gtest_filter="${filter[$tool]}" | grep -c '^  ' >"$work/$tool.count"
   for ((i = 0; i < parts; ++i)); do
     GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$i timeout -k 5 "$seconds" compute-sanitizer --tool $tool --error-exitcode 9 \
@@ -23,7 +25,7 @@ for tool in memcheck racecheck; do
 done
 wait
 failed=0
-for tool in memcheck racecheck; do
+for tool in "${tools[@]}"; do
   of=$(cat "$work/$tool.count")
   cat "$work/$tool".[0-9]* >"$work/all"
   done_=$(grep -c '^\[       OK ' "$work/all")

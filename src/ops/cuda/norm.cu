@@ -226,8 +226,8 @@ __device__ __forceinline__ void fetch(const Backward<T>& b, Index row, int t, Ro
 
 // Two sums over the threads of a row, through `reduced` where they are several warps; the second for
 // LayerNorm only.
-template <int kThreads, int kGroups, bool kCentred, class A>
-__device__ __forceinline__ void sum_both(A (*reduced)[2], int group, int t, A& first, A& second) {
+template <int kThreads, bool kCentred, class A>
+__device__ __forceinline__ void sum_both(A (*reduced)[2], int t, A& first, A& second) {
   first = warp_sum(first);
   if constexpr (kCentred) second = warp_sum(second);
   if constexpr (kThreads > 32) {
@@ -235,11 +235,7 @@ __device__ __forceinline__ void sum_both(A (*reduced)[2], int group, int t, A& f
       reduced[t / 32][0] = first;
       if constexpr (kCentred) reduced[t / 32][1] = second;
     }
-    if constexpr (kGroups == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kThreads) : "memory");
-    }
+    __syncthreads();
     first = second = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; ++w) {
@@ -263,7 +259,8 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
   const Index begin = b.rows * chunk / chunks, end = b.rows * (chunk + 1) / chunks;
   const bool residual = b.dresidual != nullptr;
 
-  // One barrier for each row: the buffers of two rows alternate.
+  // One barrier for each row: the buffers of two rows alternate. All groups meet at it: barriers of single
+  // groups gain nothing, and compute-sanitizer does not know them.
   __shared__ A reduced[2][kGroups][kThreads / 32][2];
   int parity = 0;
   A weight_sums[kElements] = {}, bias_sums[kCentred ? kElements : 1] = {};
@@ -271,7 +268,8 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
   Index row = begin + group;
   if (row < end) fetch<kThreads, kCentred>(b, row, t, now);
 #pragma unroll 1
-  while (row < end) {
+  for (Index first = begin; first < end; first += kGroups) {
+    const bool mine = kGroups == 1 || row < end;  // the last rows may be fewer than the groups
     const Index following = row + kGroups;
     Row<T, kElements> next;
     if constexpr (kAhead) {
@@ -291,7 +289,7 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
         }
       }
     }
-    sum_both<kThreads, kGroups, kCentred>(reduced[parity][group], group, t, along, mean_g);
+    sum_both<kThreads, kCentred>(reduced[parity][group], t, along, mean_g);
     parity ^= 1;
     along /= static_cast<A>(b.h);
     mean_g = kCentred ? mean_g / static_cast<A>(b.h) : A{0};
@@ -301,7 +299,7 @@ __global__ void __launch_bounds__(block_of(kThreads), (kResident<T, kThreads, kE
       hold_packed(now.x[i]);
       hold_packed(now.dy[i]);
       const int c = (i * kThreads + t) * N;
-      if (c < b.h) {
+      if (c < b.h && mine) {
         const Vec<T, N> w = load<N>(b.weight + c);
         A out[N];
 #pragma unroll
