@@ -3,6 +3,9 @@
 #include "model/gpt_model.hpp"
 #include "model/rotary_table.hpp"
 #include "model/transformer_layer.hpp"
+#include "nn/attention/context/exchanged_attention.hpp"
+#include "nn/attention/context/gathered_attention.hpp"
+#include "nn/attention/context/ring_attention.hpp"
 #include "nn/attention/core_attention.hpp"
 #include "nn/attention/self_attention.hpp"
 #include "nn/bias_dropout_add.hpp"
@@ -58,16 +61,21 @@ class Builder {
   const nn::TensorParallelBorder& border() const { return *shared_->border; }
   static Init random(double std) { return {Init::Kind::kNormal, std}; }
   ParamTraits traits(bool decay) const { return {.decay = decay, .block = block_}; }
+  // Where the rows of this rank's tensor-parallel group stand in a sequence.
+  ops::RowPositions row_positions() const {
+    return context_.context ? context_.context->cut.positions(context_.context->cp.rank())
+                            : ops::RowPositions{};
+  }
   std::int64_t first_row() const { return tp_rank_ * padded_vocab_per_rank(spec_, tp_); }
 
   void make_borders() {
     const int chunks = spec_.tensor_parallel_chunks;
     if (spec_.sequence_parallel) {
-      auto border = std::make_unique<nn::SequenceParallelBorder>(context_.tp);
+      auto border = std::make_unique<nn::SequenceParallelBorder>(context_.tp, row_positions());
       if (chunks > 1) shared_->chunked = std::make_unique<nn::ChunkedSequenceParallelBorder>(*border, chunks);
       shared_->border = std::move(border);
     } else {
-      auto border = std::make_unique<nn::ReplicatedBorder>(context_.tp);
+      auto border = std::make_unique<nn::ReplicatedBorder>(context_.tp, row_positions());
       if (chunks > 1) shared_->chunked = std::make_unique<nn::ChunkedReplicatedBorder>(*border, chunks);
       shared_->border = std::move(border);
     }
@@ -113,9 +121,15 @@ class Builder {
 
   std::unique_ptr<StageEntry> embedding_entry() {
     const Param& words = *word_embeddings(kWords, false);
-    return std::make_unique<EmbeddingEntry>(nn::Embedding(
-        border(), words, first_row(), spec_.embedding.learned_positions ? position_embeddings() : nullptr,
-        spec_.embedding.dropout, nn::dropout_site(-1, "embedding")));
+    return std::make_unique<EmbeddingEntry>(nn::Embedding(border(), words, first_row(), learned_positions(),
+                                                          spec_.embedding.dropout,
+                                                          nn::dropout_site(-1, "embedding")));
+  }
+  std::unique_ptr<nn::LearnedPositions> learned_positions() {
+    if (!spec_.embedding.learned_positions) return std::make_unique<nn::NoLearnedPositions>();
+    const Param& table = *position_embeddings();
+    if (spec_.document_positions) return std::make_unique<nn::PositionsByDocument>(border(), table);
+    return std::make_unique<nn::PositionsByPlace>(border(), table);
   }
 
   std::unique_ptr<StageExit> loss_exit() {
@@ -274,6 +288,33 @@ class Builder {
     return std::make_unique<nn::BiasDropoutAdd>(border(), bias, spec.dropout, nn::dropout_site(layer, place));
   }
 
+  std::unique_ptr<nn::CoreAttention> training_attention(const nn::CoreAttentionShape& shape,
+                                                        std::int64_t heads, ContextMethod method) {
+    if (!context_.context) return std::make_unique<nn::CausalAttention>(shape);
+    const auto& [cp, cut, a2a, p2p] = *context_.context;
+    const auto exchanged = [&](Communicator& group, const auto& inner) {
+      nn::CoreAttentionShape own = shape;
+      own.first_head += group.rank() * (heads / group.size());
+      return std::make_unique<nn::ExchangedAttention>(
+          shape.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()), inner(own));
+    };
+    switch (method) {
+      case ContextMethod::kAllGather:
+        return std::make_unique<nn::GatheredAttention>(shape, cp, cut);
+      case ContextMethod::kA2a:
+        return exchanged(cp, [](const auto& own) { return std::make_unique<nn::CausalAttention>(own); });
+      case ContextMethod::kA2aP2p:
+        WEFT_CHECK(a2a != nullptr && p2p != nullptr, "attention by groups, and no groups");
+        return exchanged(*a2a, [&, &ring = *p2p](const auto& own) {
+          return std::make_unique<nn::RingAttention>(own, ring,
+                                                     nn::SequenceCut(cut.order, cut.length(), ring.size()));
+        });
+      case ContextMethod::kP2p:
+        break;
+    }
+    return std::make_unique<nn::RingAttention>(shape, cp, cut);
+  }
+
   std::unique_ptr<nn::CoreAttention> core_attention(const SelfAttentionSpec& spec, std::int64_t layer) {
     const nn::CoreAttentionShape shape{.head_dim = static_cast<int>(spec.head_dim),
                                        .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
@@ -285,16 +326,23 @@ class Builder {
     if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
       return std::make_unique<nn::CachedAttention>(shape, static_cast<std::size_t>(layer));
     }
-    auto core = std::make_unique<nn::CausalAttention>(shape);
+    std::unique_ptr<nn::CoreAttention> core = training_attention(shape, spec.heads / tp_, spec.core_attention.context);
     if (!recomputes(&RecomputeSpec::core_attention)) return core;
     return std::make_unique<nn::RecomputedCoreAttention>(std::move(core));
   }
 
   std::unique_ptr<nn::PositionRotation> rotation(const SelfAttentionSpec& spec) {
     if (!spec.rotary) return std::make_unique<nn::NoRotation>();
-    if (!shared_
-             ->rotary) {  // one table serves all layers: their rotary specs are equal (checked in validate)
-      shared_->rotary = make_rotary_table(lane_, *spec.rotary, context_.positions, context_.dtype);
+    const bool documents = spec_.document_positions;
+    if (!shared_->rotary) {
+      // One table serves all layers: their rotary specs are equal (checked in validate).
+      const std::int64_t rows =
+          documents && context_.context ? context_.context->cut.length() : context_.positions;
+      shared_->rotary = make_rotary_table(lane_, *spec.rotary, rows, context_.dtype,
+                                          documents ? ops::RowPositions{} : row_positions());
+    }
+    if (documents) {
+      return std::make_unique<nn::RotationByDocument>(*shared_->rotary, static_cast<int>(spec.head_dim));
     }
     return std::make_unique<nn::RotaryRotation>(*shared_->rotary, static_cast<int>(spec.head_dim));
   }

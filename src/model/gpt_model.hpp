@@ -13,6 +13,7 @@
 #include "model/stage_split.hpp"
 #include "nn/chunked_border.hpp"
 #include "nn/module.hpp"
+#include "nn/sequence_cut.hpp"
 #include "ops/rope.hpp"
 
 namespace weft {
@@ -54,15 +55,25 @@ class GptModel {
   Parts parts_;
 };
 
+// The ranks that a sequence is cut over.
+struct ContextParallel {
+  Communicator& cp;
+  nn::SequenceCut cut;
+  // Of ContextMethod::kA2aP2p: neighbours of cp that exchange heads, and the ranks in the same place of each
+  // such group.
+  Communicator *a2a = nullptr, *p2p = nullptr;
+};
+
 // Where build() puts things.
 struct BuildContext {
   ParamSet& params;
   Communicator& tp;
   DType dtype;                      // of weights and activations
-  std::int64_t positions;           // longest sequence that will be seen (rows of the rotary table)
+  std::int64_t positions;           // longest sequence that will be seen, or this rank's part of it (rows)
   std::optional<StageRange> stage;  // none: the whole model
   nn::WeightGate* gate = nullptr;   // null: weights are whole before a forward pass begins
   DrainPoint weight_grads = DrainPoint::kLinear;  // where the schedule runs them
+  std::optional<ContextParallel> context;         // none: a rank has whole sequences
 };
 
 // The objects of a spec. The parameters get their memory later (data_parallel); tables are taken from the

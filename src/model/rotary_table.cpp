@@ -29,17 +29,19 @@ std::vector<double> rotary_frequencies(const RotarySpec& spec) {
   return frequencies;
 }
 
-ops::RopeTable make_rotary_table(Lane& lane, const RotarySpec& spec, std::int64_t positions, DType dtype) {
-  const Shape shape{positions, spec.dim / 2};
+ops::RopeTable make_rotary_table(Lane& lane, const RotarySpec& spec, std::int64_t rows, DType dtype,
+                                 ops::RowPositions positions) {
+  const Shape shape{rows, spec.dim / 2};
   ops::RopeTable table{lane.alloc(accumulator_of(dtype), shape, "rotary table"),
                        lane.alloc(accumulator_of(dtype), shape, "rotary table"), spec.interleaved};
   if (lane.meta()) return table;
   const std::vector<double> frequencies = rotary_frequencies(spec);
   std::vector<double> cos, sin;
-  for (std::int64_t p = 0; p < positions; ++p) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto position = static_cast<double>(positions.of(row));
     for (const double f : frequencies) {
-      cos.push_back(std::cos(static_cast<double>(p) * f));
-      sin.push_back(std::sin(static_cast<double>(p) * f));
+      cos.push_back(std::cos(position * f));
+      sin.push_back(std::sin(position * f));
     }
   }
   ops::copy(lane, Tensor::borrow(cos.data(), DType::kF64, shape), table.cos);

@@ -4,6 +4,7 @@
 #include "core/lane.hpp"
 #include "model/spec.hpp"
 #include "ops/rope.hpp"
+#include "ops/row_positions.hpp"
 
 namespace weft {
 
@@ -12,7 +13,8 @@ namespace weft {
 // report).
 std::vector<double> rotary_frequencies(const RotarySpec& spec);
 
-// cos and sin of position × frequency, [positions, dim/2]; computed in double on the host.
-ops::RopeTable make_rotary_table(Lane& lane, const RotarySpec& spec, std::int64_t positions, DType dtype);
+// cos and sin of position × frequency, [rows, dim/2], of rows at `positions`; computed in double on the host.
+ops::RopeTable make_rotary_table(Lane& lane, const RotarySpec& spec, std::int64_t rows, DType dtype,
+                                 ops::RowPositions positions = {});
 
 }  // namespace weft

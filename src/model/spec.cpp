@@ -45,7 +45,7 @@ LayerSpec layer_spec(const ModelConfig& c) {
       .head_dim = c.kv_channels,
       .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
       .rotary = std::nullopt,
-      .core_attention = {CoreAttentionSpec::Kind::kCausal, c.attention_dropout, c.sliding_window},
+      .core_attention = {.dropout = c.attention_dropout, .window = c.sliding_window},
       .proj = output};
   if (c.position_embedding == PositionEmbedding::kRope) {
     const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);

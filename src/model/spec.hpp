@@ -33,8 +33,17 @@ struct RotarySpec {
   bool operator==(const RotarySpec&) const = default;
 };
 
+// How attention reaches the rest of a sequence that is cut over ranks (Megatron's cp_comm_type).
+enum class ContextMethod {
+  kP2p,        // keys and values go round in a ring
+  kAllGather,  // each rank gathers them all
+  kA2a,        // ranks exchange positions for heads (Ulysses)
+  kA2aP2p      // heads in groups of neighbours, a ring over the groups
+};
+
 struct CoreAttentionSpec {
   enum class Kind { kCausal, kCached } kind = Kind::kCausal;
+  ContextMethod context = ContextMethod::kP2p;  // where sequences are cut over ranks
   double dropout = 0;
   std::int64_t window = 0;     // keys that a query sees, its own included; 0: all
   bool deterministic = false;  // the same bits every time, on GPUs for more time and memory
@@ -121,6 +130,8 @@ struct ModelSpec {
   // Tensor-parallel linear layers communicate under their own products, in this many chunks; 1: after them.
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
+  // Positions come with the data, one for each token; else a token's place is its position.
+  bool document_positions = false;
   // Tensors that are not trained: patterns of canonical names, in which * stands for any characters and ? for
   // one.
   std::vector<std::string> freeze;

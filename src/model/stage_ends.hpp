@@ -24,7 +24,7 @@ class StageEntry {
 // Token ids of the microbatch.
 class EmbeddingEntry final : public StageEntry {
  public:
-  explicit EmbeddingEntry(const nn::Embedding& embedding) : embedding_(embedding) {}
+  explicit EmbeddingEntry(nn::Embedding embedding) : embedding_(std::move(embedding)) {}
   Tensor forward(Lane& lane, const Tensor& received, Microbatch& mb) const override;
   Tensor backward(Lane& lane, const Tensor& dx, Microbatch& mb) const override;
 

@@ -14,7 +14,7 @@ Tensor BiasDropoutAdd::forward(Lane& lane, const Tensor& x, const Tensor& residu
                                {.p = p_,
                                 .key = mb.dropout_key.with(site_),
                                 .sample_ids = mb.batch.sample_ids,
-                                .first_token = border_.first_outside(x.dim(0))});
+                                .tokens = border_.positions_outside(x.dim(0))});
 }
 
 Tensor BiasDropoutAdd::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
@@ -22,7 +22,7 @@ Tensor BiasDropoutAdd::backward(Lane& lane, const Tensor& dy, Microbatch& mb) co
                                     {.p = p_,
                                      .key = mb.dropout_key.with(site_),
                                      .sample_ids = mb.batch.sample_ids,
-                                     .first_token = border_.first_outside(dy.dim(0))});
+                                     .tokens = border_.positions_outside(dy.dim(0))});
   if (bias_ != nullptr) {
     bias_->contribute(
         [&](const Tensor& gradient, float beta) { ops::bias_gradient(lane, dx, gradient, beta); });

@@ -1,6 +1,9 @@
 // From token ids to the first activation [s, b, h].
 #pragma once
 
+#include <memory>
+
+#include "nn/learned_positions.hpp"
 #include "nn/microbatch.hpp"
 #include "nn/param.hpp"
 #include "nn/tensor_parallel.hpp"
@@ -12,13 +15,13 @@ namespace weft::nn {
 // dropout.
 class Embedding {
  public:
-  // words [V_padded/tp, h] holds rows from first_row on; positions [P, h] may be null.
+  // words [V_padded/tp, h] holds rows from first_row on.
   Embedding(const TensorParallelBorder& border, const Param& words, std::int64_t first_row,
-            const Param* positions, double dropout, std::uint64_t site)
+            std::unique_ptr<LearnedPositions> positions, double dropout, std::uint64_t site)
       : border_(border),
         words_(words),
         first_row_(first_row),
-        positions_(positions),
+        positions_(std::move(positions)),
         p_(dropout),
         site_(site) {}
   Tensor forward(Lane& lane, Microbatch& mb) const;
@@ -31,7 +34,7 @@ class Embedding {
   const TensorParallelBorder& border_;
   const Param& words_;
   std::int64_t first_row_;
-  const Param* positions_;
+  std::unique_ptr<LearnedPositions> positions_;
   double p_;
   std::uint64_t site_;
 };

@@ -17,6 +17,12 @@ struct MicrobatchData {
   Tensor labels;                    // [b, s] i32; −100 is ignored
   Tensor sample_ids;                // [b] i64: global sample numbers, for dropout masks
   std::int64_t first_position = 0;  // position of token 0 (a continued sequence with a KV cache)
+  // [s, b] i32: where positions start anew in each document. Undefined: they follow from the place.
+  Tensor position_ids;
+  // Where documents are packed into a sequence and kept apart: the position at which the document of each
+  // token begins, [b, s] i32, s the whole sequence also where a rank has a part of it. Undefined: every token
+  // sees all before it.
+  Tensor first_keys;
 };
 
 // A typed last-in first-out stack: forward pushes a module's Saved struct, backward pops it, in reverse.

@@ -7,12 +7,15 @@
 #pragma once
 
 #include "comm/communicator.hpp"
+#include "ops/row_positions.hpp"
 
 namespace weft::nn {
 
 class TensorParallelBorder {
  public:
-  explicit TensorParallelBorder(Communicator& tp) : tp_(tp) {}
+  // `positions`: of the rows of a sequence that this group has inside the region.
+  explicit TensorParallelBorder(Communicator& tp, ops::RowPositions positions = {})
+      : tp_(tp), positions_(positions) {}
   virtual ~TensorParallelBorder() = default;
   // Into the region: x outside -> [s, b, h] on every rank.
   virtual Async<Tensor> spread(Lane& lane, const Tensor& x) const = 0;
@@ -21,12 +24,19 @@ class TensorParallelBorder {
   virtual Async<Tensor> combine(Lane& lane, const Tensor& partial) const = 0;
   // Sequence length outside the region for s inside.
   virtual std::int64_t outside(std::int64_t s) const = 0;
-  // Number, in the whole sequence, of this rank's first row outside the region, of `rows` that it has there.
+  // Number, among the rows inside the region, of this rank's first row outside, of `rows` that it has there.
   virtual std::int64_t first_outside(std::int64_t rows) const = 0;
+  // Where those rows stand in the whole sequence.
+  ops::RowPositions positions_outside(std::int64_t rows) const {
+    return positions_.from(first_outside(rows));
+  }
   Communicator& tp() const { return tp_; }
 
  protected:
   Communicator& tp_;
+
+ private:
+  ops::RowPositions positions_;
 };
 
 class ReplicatedBorder final : public TensorParallelBorder {

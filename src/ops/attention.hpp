@@ -16,7 +16,11 @@ struct AttentionOptions {
   // Query i stands at position i + query_offset. With a window it sees the last `window` keys up to there
   // (its own one included); 0: all. Needs causal.
   std::int64_t window = 0;
-  // [b, s] i32: the first key that a query sees, where documents are packed into one sequence. Undefined: 0.
+  // Position of key 0 in the whole sequence, where the keys are a part of it (context parallel); that of
+  // query i is first_key + query_offset + i.
+  std::int64_t first_key = 0;
+  // [b, s] i32, may be strided: position of the first key that a query sees, where documents are packed into one sequence.
+  // Undefined: all.
   Tensor first_keys;
   double soft_cap =
       0;  // scores become soft_cap · tanh(score / soft_cap) before they are masked (Gemma 2); 0: no
@@ -26,7 +30,8 @@ struct AttentionOptions {
   // Dropout of the probabilities: element (sample, head, query, key) is kept with probability 1 − dropout and
   // scaled by 1 / (1 − dropout). Key: of (seed, step, layer, site). Indices are global, so that masks do not
   // depend on layout: Philox counter = (key / 4 | query << 32, sample << 20 | head), word = key % 4, kept
-  // when uniform(word) ≥ dropout; query = index + query_offset, head = first_head + index.
+  // when uniform(word) ≥ dropout; query and key are positions in the whole sequence, head = first_head +
+  // index.
   double dropout = 0;
   RandomKey dropout_key;
   Tensor sample_ids;            // [b] i64: global sample numbers; needed when dropout > 0

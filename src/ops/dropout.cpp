@@ -14,8 +14,9 @@ void check_site(const Tensor& x, const DropoutSite& site, const char* op) {
   WEFT_CHECK(site.p >= 0 && site.p < 1, "{}: p = {} is not in [0, 1)", op, site.p);
   if (site.p > 0) {
     check_vector(site.sample_ids, x.dim(1), DType::kI64, op, "sample_ids");
-    WEFT_CHECK(site.first_token >= 0 && site.first_channel >= 0, "{}: first token {}, first channel {}", op,
-               site.first_token, site.first_channel);
+    WEFT_CHECK(site.tokens.first >= 0 && site.tokens.next >= 0 && site.first_channel >= 0,
+               "{}: first tokens {} and {}, first channel {}", op, site.tokens.first, site.tokens.next,
+               site.first_channel);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/lane.hpp"
 #include "core/rng.hpp"
+#include "ops/row_positions.hpp"
 
 namespace weft::ops {
 
@@ -12,7 +13,7 @@ struct DropoutSite {
   double p = 0;
   RandomKey key;                   // of (seed, step, layer, site)
   Tensor sample_ids;               // [b] i64: global sample numbers; needed when p > 0
-  std::int64_t first_token = 0;    // global number of row 0 of dim 0 (sequence parallel)
+  RowPositions tokens;             // of the rows of dim 0 (sequence and context parallel)
   std::int64_t first_channel = 0;  // global number of the first channel
 };
 

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "core/check.hpp"
+#include "train/context_parallel.hpp"
 #include "train/freeze.hpp"
 
 namespace weft {
@@ -211,14 +212,11 @@ class Problems {
           p.ranks, product, tp, pp, cp);
     }
     if (ep > 1) add("--expert-model-parallel-size {} needs experts, and this model has none", ep);
-    if (c_.data.seq_length > 0 && cp > 1 && c_.data.seq_length % (2 * cp) != 0) {
-      add("--seq-length {} is not divisible by {} = 2 x --context-parallel-size {}", c_.data.seq_length,
-          2 * cp, cp);
-    }
-    if (c_.data.seq_length > 0 && p.sequence_parallel && c_.data.seq_length % (tp * cp) != 0) {
-      add("--sequence-parallel: --seq-length {} is not divisible by {} = --tensor-model-parallel-size {} x "
-          "--context-parallel-size {}",
-          c_.data.seq_length, tp * cp, tp, cp);
+    const std::vector<std::string> context = context_problems(c_);
+    std::copy(context.begin(), context.end(), std::back_inserter(list_));
+    if (p.sequence_parallel && cp == 1 && c_.data.seq_length % tp != 0) {
+      add("--sequence-parallel: --seq-length {} is not divisible by --tensor-model-parallel-size {}",
+          c_.data.seq_length, tp);
     }
     if (p.tp_comm_overlap && tp > 1 && !p.sequence_parallel) {
       add("--tp-comm-overlap with --tensor-model-parallel-size {} needs --sequence-parallel", tp);
@@ -513,6 +511,12 @@ std::vector<std::string> notes_of(const TrainConfig& c) {
   if (p.tp_comm_overlap && p.tensor_model_parallel_size == 1) {
     add("--tp-comm-overlap has no effect with --tensor-model-parallel-size 1");
   }
+  if (const std::int64_t multiple = sequence_multiple(p), length = c.data.seq_length;
+      p.context_parallel_size > 1 && length % multiple != 0) {
+    add(fmt::format("--seq-length {} is filled up to {} with tokens that count nowhere: --context-parallel-size {} "
+                    "needs a multiple of {}",
+                    length, (length + multiple - 1) / multiple * multiple, p.context_parallel_size, multiple));
+  }
   if (p.use_distributed_optimizer && dp * p.context_parallel_size == 1) {
     add("--use-distributed-optimizer has no effect with one data-parallel rank");
   }
@@ -533,17 +537,10 @@ std::vector<std::string> notes_of(const TrainConfig& c) {
 
 std::vector<std::string> unsupported_yet(const TrainConfig& c) {
   std::vector<std::string> list;
-  const ParallelConfig& p = c.parallel;
   const auto refuse = [&](bool wanted, const std::string& what) {
     if (wanted) list.push_back(what + ": this build cannot run it yet");
   };
-  const auto size = [&](const char* option, std::int64_t value) {
-    refuse(value > 1, fmt::format("{} {}", option, value));
-  };
-  size("--context-parallel-size", p.context_parallel_size);
   refuse(c.checkpoint.async_save, "--async-save");
-  refuse(c.data.reset_position_ids, "--reset-position-ids");
-  refuse(c.data.reset_attention_mask, "--reset-attention-mask");
   return list;
 }
 

@@ -30,6 +30,10 @@ struct ParallelConfig {
   std::int64_t tensor_model_parallel_size = 1;
   std::int64_t pipeline_model_parallel_size = 1;
   std::int64_t context_parallel_size = 1;
+  enum class SequenceOrder { kAuto, kZigzag, kContiguous };
+  std::vector<std::string> cp_comm_type{"p2p"};  // one, or one for each layer
+  std::vector<std::string> hierarchical_context_parallel_sizes;
+  SequenceOrder cp_sequence_order = SequenceOrder::kAuto;
   std::int64_t expert_model_parallel_size = 1;
   std::int64_t expert_tensor_parallel_size = 0;  // 0: as tensor_model_parallel_size
   bool use_tp_pp_dp_mapping = false;

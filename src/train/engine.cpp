@@ -10,6 +10,7 @@
 #include "nn/gather.hpp"
 #include "ops/elementwise.hpp"
 #include "optim/finalize_gradients.hpp"
+#include "train/context_parallel.hpp"
 
 namespace weft {
 namespace {
@@ -36,6 +37,17 @@ RecomputeSpec recompute_of(const ParallelConfig& p) {
 
 // Chunks of --tp-comm-overlap: enough to hide three quarters, few enough for products to stay efficient.
 constexpr int kTensorParallelChunks = 4;
+
+FeedOptions feed_options(const EngineOptions& o, int cp_rank) {
+  return {.micro_batch = o.micro_batch,
+          .sequence_length = o.sequence_length,
+          .order = o.sequence_order,
+          .cp = o.layout.mesh.cp,
+          .cp_rank = cp_rank,
+          .sequence_parallel = o.sequence_parallel ? o.layout.mesh.tp : 1,
+          .positions = o.document_positions,
+          .documents = o.documents_apart};
+}
 
 ModelSpec training_spec(const EngineOptions& options) {
   if (!options.training) return evaluation_spec(options.model);
@@ -88,6 +100,10 @@ EngineOptions EngineOptions::from(const TrainConfig& c) {
           .z_loss = c.training.z_loss_coeff,
           .layout = layout_of(c),
           .sequence_parallel = c.parallel.sequence_parallel && c.parallel.tensor_model_parallel_size > 1,
+          .sequence_order = weft::sequence_order(c.parallel),
+          .context_methods = weft::context_methods(c.parallel),
+          .document_positions = c.data.reset_position_ids,
+          .documents_apart = c.data.reset_attention_mask,
           .tensor_parallel_chunks = c.parallel.tp_comm_overlap && c.parallel.tensor_model_parallel_size > 1
                                         ? kTensorParallelChunks
                                         : 1,
@@ -114,6 +130,7 @@ Layout layout_of(const TrainConfig& c) {
           .pipeline = pipeline_shape(c),
           .stages = split_stages(stage_split(c)),
           .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
+          .head_exchange = head_exchange(p),
           .tied = m.tied};
 }
 
@@ -128,6 +145,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     : lane_(lane),
       groups_(groups),
       options_(options),
+      feed_(feed_options(options, groups.cp().rank())),
       spec_(training_spec(options)),
       scaler_(scaler_for(options)) {
   ModelSpec evaluation = evaluation_spec(options.model);
@@ -137,14 +155,19 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     spec->sequence_parallel = options.sequence_parallel;
     spec->tensor_parallel_chunks = options.tensor_parallel_chunks;
     spec->freeze = options.freeze;
-    for (LayerSpec& layer : spec->layers) {
-      layer.self_attention.core_attention.deterministic = options.deterministic;
+    spec->document_positions = options.document_positions;
+    const auto& methods = options.context_methods;
+    for (std::size_t i = 0; i < spec->layers.size(); ++i) {
+      CoreAttentionSpec& attention = spec->layers[i].self_attention.core_attention;
+      attention.deterministic = options.deterministic;
+      attention.context = methods.size() == 1 ? methods.front() : methods.at(i);
     }
   }
   if (options.training) spec_.recompute = options.recompute;
   const bool distributed = options.training && options.distributed_optimizer;
   BuildContext context{
-      .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = options.sequence_length};
+      .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = feed_.rows()};
+  if (feed_.cut()) context.context.emplace(ContextParallel{groups_.cp(), *feed_.cut(), groups_.a2a(), groups_.p2p()});
   for (const StageRange& stage : options.layout.stages_of(groups_.mesh().coordinate(Axis::kPp))) {
     context.stage = stage;
     context.gate = distributed && options.overlap_param_gather ? &gate_ : nullptr;
@@ -154,7 +177,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     if (spec_ != evaluation) evaluation_models_.push_back(build(evaluation, lane_, context));
   }
   buffer_ = std::make_unique<ParamBuffer>(
-      lane_, params_, groups_.dp(),
+      lane_, params_, groups_.dp_cp(),
       ParamBufferOptions{.dtype = options.dtype,
                          .bucket_elems = options.bucket_elems > 0 ? options.bucket_elems : 40'000'000,
                          .overlap = options.overlap_grad_reduce,
@@ -172,7 +195,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
 
 std::unique_ptr<GradientNorm> Engine::make_norm() {
   return std::make_unique<GradientNorm>(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
-                                        groups_.tp().rank(), groups_.model(), groups_.dp());
+                                        groups_.tp().rank(), groups_.model(), groups_.dp_cp());
 }
 
 void Engine::read_marks() {
@@ -209,19 +232,11 @@ void Engine::flush() {
 }
 
 Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, bool keep) {
-  const Shape shape{options_.micro_batch, options_.sequence_length};
   Microbatch mb;
   mb.saved = SavedStack(keep);
-  mb.batch.tokens = lane_.alloc(DType::kI32, shape, "tokens");
-  mb.batch.labels = lane_.alloc(DType::kI32, shape, "labels");
-  mb.batch.sample_ids = lane_.alloc(DType::kI64, {shape[0]}, "sample ids");
+  mb.batch = feed_.bring(lane_, batch);
   mb.dropout_key = RandomKey{static_cast<std::uint64_t>(options_.seed)}.with("dropout").with(
       static_cast<std::uint64_t>(iteration));
-  WEFT_CHECK(lane_.meta() || (batch.rows == shape[0] && batch.sequence_length == shape[1]),
-             "a microbatch of {} x {}, expected {}", batch.rows, batch.sequence_length, to_string(shape));
-  ops::from_host(lane_, batch.tokens, mb.batch.tokens);
-  ops::from_host(lane_, batch.labels, mb.batch.labels);
-  ops::from_host(lane_, batch.sample_ids, mb.batch.sample_ids);
   return mb;
 }
 
@@ -230,8 +245,7 @@ DrainPoint Engine::drain_point() const {
 }
 
 MessageShape Engine::message() const {
-  const std::int64_t rows =
-      options_.sequence_parallel ? options_.sequence_length / groups_.tp().size() : options_.sequence_length;
+  const std::int64_t rows = options_.sequence_parallel ? feed_.rows() / groups_.tp().size() : feed_.rows();
   return {options_.dtype, {rows, options_.micro_batch, spec_.hidden_size}};
 }
 
@@ -280,14 +294,15 @@ void Engine::add_losses(Passed& passed, const Microbatch& mb) {
 
 Tensor Engine::sum_over_ranks(const Passed& mine, bool stop) {
   Tensor t = lane_.alloc(DType::kF64, {3}, "step statistics");
-  // Tensor-parallel ranks know the same, and the stages the same tokens: one of them counts.
+  // Tensor-parallel ranks know the same, and stages and context-parallel ranks the same tokens: one of them
+  // counts.
   const bool first = groups_.tp().rank() == 0;
   if (first) {
     ops::copy(lane_, mine.loss, t.slice(0, 1));  // 0 on stages without the loss
   } else {
     ops::fill(lane_, t.slice(0, 1), 0);
   }
-  const bool counts = first && groups_.pp().rank() == 0;
+  const bool counts = first && groups_.pp().rank() == 0 && groups_.cp().rank() == 0;
   const std::vector<double> known = {counts ? static_cast<double>(mine.tokens) : 0.0, stop ? 1.0 : 0.0};
   ops::from_host(lane_, known, t.slice(1, 2));
   groups_.world().all_reduce(lane_, t).wait(lane_);
@@ -352,7 +367,7 @@ bool Engine::may_record() const {
 }
 
 bool Engine::stays_on_device(std::int64_t microbatch, std::int64_t microbatches) const {
-  if (groups_.dp().size() == 1) return true;
+  if (groups_.dp_cp().size() == 1) return true;
   // The first one may wait for weights, the last one starts reductions.
   return microbatch + 1 < microbatches && (microbatch > 0 || !options_.overlap_param_gather);
 }
@@ -370,6 +385,9 @@ void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
     out.tokens.assign(tokens, 0);
     out.labels.assign(tokens, 0);
     out.sample_ids.assign(static_cast<std::size_t>(options_.micro_batch), 0);
+    out.position_ids.assign(tokens, 0);
+    out.borders.assign(static_cast<std::size_t>(options_.micro_batch),
+                       {0, static_cast<std::int32_t>(options_.sequence_length)});
     out.target_tokens = options_.micro_batch * options_.sequence_length;
   };
   const Passed passed = forward_backward(1, microbatches, microbatches, anything);
@@ -386,7 +404,7 @@ void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
 
 StepResult Engine::train_step(const StepInput& input) {
   const std::int64_t filled =
-      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
+      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.mesh().size(Axis::kDp);
   WorldSums sums;
   std::vector<double> squares;
   double waited = 0;
@@ -467,7 +485,7 @@ std::string Engine::first_nonfinite_place(std::int64_t iteration, std::int64_t m
 
 std::string Engine::first_nonfinite_gradient(const StepInput& input) {
   const std::int64_t filled =
-      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.dp().size();
+      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.mesh().size(Axis::kDp);
   forward_backward(input.iteration, input.microbatches, filled, input.source, false);
   std::string name;
   double order = -1;
@@ -531,7 +549,7 @@ Engine::LossSum Engine::evaluate(std::int64_t microbatches, const MicrobatchSour
 
 Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSource& source) {
   flush();
-  const Passed mine = forward_backward(0, microbatches, microbatches * groups_.dp().size(), source);
+  const Passed mine = forward_backward(0, microbatches, microbatches * groups_.mesh().size(Axis::kDp), source);
   const WorldSums sums = read(sum_over_ranks(mine, false));
   finalize();
   buffer_->gather_gradients(lane_);
@@ -542,7 +560,7 @@ Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSou
 void Engine::for_each_whole(bool gradients,
                             const std::function<void(const LogicalTensor&, const Tensor&)>& body) {
   flush();
-  if (groups_.dp().rank() != 0) return;  // the first replica is enough
+  if (groups_.dp_cp().rank() != 0) return;  // the first replica is enough
   const Layout& layout = options_.layout;
   const int pp_rank = groups_.mesh().coordinate(Axis::kPp);
   for (int pp = 0; pp < layout.mesh.pp; ++pp) {
@@ -597,10 +615,27 @@ Tensor Engine::local_logits(const Batch& batch) {
   return local;
 }
 
+Tensor Engine::whole_sequences(const Tensor& parts) {
+  if (!feed_.cut()) return parts;
+  const nn::SequenceCut& cut = *feed_.cut();
+  const std::int64_t length = options_.sequence_length, cp = cut.ranks, dp = groups_.mesh().size(Axis::kDp);
+  Tensor whole = lane_.alloc(parts.dtype(), {dp * length, parts.dim(1), parts.dim(2)}, "gathered logits");
+  for (std::int64_t member = 0; member < dp * cp; ++member) {  // context-parallel ranks are neighbours
+    const auto rank = static_cast<int>(member % cp);
+    for (int i = 0; i < cut.chunks(); ++i) {
+      const std::int64_t start = cut.start(rank, i), rows = std::clamp<std::int64_t>(length - start, 0, cut.chunk);
+      if (rows == 0) continue;
+      ops::copy(lane_, parts.slice(member * cut.rows() + i * cut.chunk, rows),
+                whole.slice(member / cp * length + start, rows));
+    }
+  }
+  return whole;
+}
+
 Tensor Engine::logits(const Batch& batch) {
   flush();
   const Layout& layout = options_.layout;
-  const std::int64_t dp = groups_.dp().size();
+  const std::int64_t dp = groups_.mesh().size(Axis::kDp);
   Tensor all;
   if (const Tensor local = local_logits(batch); local.defined()) {
     const std::int64_t rows = local.rows(), columns = local.columns();
@@ -613,9 +648,9 @@ Tensor Engine::logits(const Batch& batch) {
       ops::copy(lane_, gathered.slice(r * rows, rows).slice_columns(0, width),
                 mine.view({rows, spec_.vocab_size}).slice_columns(r * columns, width));
     }
-    all = groups_.dp().all_gather(lane_, mine).wait(lane_);
+    all = whole_sequences(groups_.dp_cp().all_gather(lane_, mine).wait(lane_));
   }
-  if (groups_.dp().rank() != 0 || groups_.tp().rank() != 0) return {};
+  if (groups_.dp_cp().rank() != 0 || groups_.tp().rank() != 0) return {};
   if (!all.defined()) {
     all = lane_.alloc(accumulator_of(options_.dtype),
                       {dp * options_.sequence_length, options_.micro_batch, spec_.vocab_size},

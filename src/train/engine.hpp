@@ -18,6 +18,7 @@
 #include "train/config.hpp"
 #include "train/engine_stage.hpp"
 #include "train/groups.hpp"
+#include "train/microbatch_feed.hpp"
 #include "train/step_recordings.hpp"
 
 namespace weft {
@@ -66,6 +67,12 @@ struct EngineOptions {
   double label_smoothing = 0, z_loss = 0;
   Layout layout;
   bool sequence_parallel = false;
+  // How sequences are cut over context-parallel ranks, and how attention reaches over the cuts: by layer, or
+  // one for all.
+  nn::SequenceOrder sequence_order = nn::SequenceOrder::kZigzag;
+  std::vector<ContextMethod> context_methods{ContextMethod::kP2p};
+  // Documents in a sequence: positions start anew in each; attention keeps them apart.
+  bool document_positions = false, documents_apart = false;
   int tensor_parallel_chunks = 1;  // see ModelSpec
   RecomputeSpec recompute;
   bool distributed_optimizer = false;
@@ -152,6 +159,8 @@ class Engine {
   void for_each_whole(bool gradients, const std::function<void(const LogicalTensor&, const Tensor&)>& body);
   // This rank's part of the logits of one microbatch, on the last stage; undefined elsewhere.
   Tensor local_logits(const Batch& batch);
+  // Parts of sequences as dp_cp() gathers them, [dp · cp · s/cp, b, ...] -> [dp · s, b, ...] in order.
+  Tensor whole_sequences(const Tensor& parts);
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
   std::unique_ptr<GradientNorm> make_norm();
   DrainPoint drain_point() const;
@@ -204,6 +213,7 @@ class Engine {
   Lane& lane_;
   const Groups& groups_;
   EngineOptions options_;
+  MicrobatchFeed feed_;
   ModelSpec spec_;
   ParamSet params_;
   Gate gate_;

@@ -55,8 +55,9 @@ Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicat
                const Layout& layout, PlannedMessages* messages)
     : mesh_(mesh), own_world_(std::move(own_world)), world_(world != nullptr ? world : own_world_.get()) {
   const Maker make(mesh_, world, messages);
-  dp_ = make.along({Axis::kDp}, "dp");
+  dp_cp_ = make.along({Axis::kDp, Axis::kCp}, layout.mesh.cp > 1 ? "dp-cp" : "dp");
   tp_ = make.along({Axis::kTp}, "tp");
+  cp_ = make.along({Axis::kCp}, "cp");
   pp_ = make.along({Axis::kPp}, "pp");
   model_ = make.along({Axis::kTp, Axis::kPp}, "model");
   const std::vector<int> pipeline = mesh_.group({Axis::kPp});
@@ -70,6 +71,17 @@ Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicat
     const std::vector<int> tp = mesh_.group({Axis::kTp});
     const auto begin = tp.begin() + mesh_.coordinate(Axis::kTp) / layout.kv_replicas * layout.kv_replicas;
     kv_replicas_ = make.of({begin, begin + layout.kv_replicas}, "kv_replicas");
+  }
+  if (layout.head_exchange > 1) {
+    const std::vector<int> cp = mesh_.group({Axis::kCp});
+    const int size = layout.head_exchange, me = mesh_.coordinate(Axis::kCp);
+    std::vector<int> neighbours, others;
+    for (int r = 0; r < static_cast<int>(cp.size()); ++r) {
+      if (r / size == me / size) neighbours.push_back(cp[static_cast<std::size_t>(r)]);
+      if (r % size == me % size) others.push_back(cp[static_cast<std::size_t>(r)]);
+    }
+    a2a_ = make.of(neighbours, "cp.a2a");
+    p2p_ = make.of(others, "cp.p2p");
   }
   for (int edge = 0; edge + 1 < stages; ++edge) {
     for (const bool gradient : {false, true}) {

@@ -17,6 +17,7 @@ struct Layout {
   PipelineShape pipeline;          // ranks and chunks; the number of microbatches is a step's
   std::vector<StageRange> stages;  // of the whole model, in order
   int kv_replicas = 1;             // neighbouring tensor-parallel ranks that share a key/value group
+  int head_exchange = 1;           // neighbouring context-parallel ranks of ContextMethod::kA2aP2p
   bool tied = false;               // first and last stage hold the same embeddings
 
   int world() const { return mesh.tp * mesh.cp * mesh.dp * mesh.pp; }
@@ -33,7 +34,9 @@ class Groups {
 
   const Mesh& mesh() const { return mesh_; }
   Communicator& world() const { return *world_; }
-  Communicator& dp() const { return *dp_; }
+  // The ranks that hold the same weights, each for other tokens: data and context parallel together.
+  Communicator& dp_cp() const { return *dp_cp_; }
+  Communicator& cp() const { return *cp_; }
   Communicator& tp() const { return *tp_; }
   Communicator& pp() const { return *pp_; }
   // Tensor- and pipeline-parallel ranks together: one copy of the model.
@@ -41,6 +44,9 @@ class Groups {
   // Null where this rank is not in one.
   Communicator* embedding() const { return embedding_.get(); }
   Communicator* kv_replicas() const { return kv_replicas_.get(); }
+  // See ContextParallel; null where ranks do not exchange heads in groups.
+  Communicator* a2a() const { return a2a_.get(); }
+  Communicator* p2p() const { return p2p_.get(); }
   // By channel_of(); null where this rank is at neither end.
   std::vector<Communicator*> channels() const;
 
@@ -53,7 +59,7 @@ class Groups {
   Mesh mesh_;
   std::unique_ptr<Communicator> own_world_;  // of a plan
   Communicator* world_;
-  std::unique_ptr<Communicator> dp_, tp_, pp_, model_, embedding_, kv_replicas_;
+  std::unique_ptr<Communicator> dp_cp_, tp_, cp_, pp_, model_, embedding_, kv_replicas_, a2a_, p2p_;
   std::vector<std::unique_ptr<Communicator>> channels_;
 };
 

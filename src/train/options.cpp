@@ -154,6 +154,22 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
       .integer("context-parallel-size", p.context_parallel_size, kRanks, "cp: each sequence cut over N ranks")
       .also({"cp", "context-parallel"});
   options
+      .texts("cp-comm-type", p.cp_comm_type, "TYPE",
+             "how attention reaches over the cuts, of all layers or one word for each: p2p sends keys and values "
+             "round a ring, all_gather gathers them, a2a exchanges positions for heads, a2a+p2p does so between "
+             "neighbours with rings over the groups")
+      .also({"context-parallel-method", "ulysses", "ring-attention"});
+  options
+      .texts("hierarchical-context-parallel-sizes", p.hierarchical_context_parallel_sizes, "N",
+             "a2a+p2p: neighbours that exchange heads, and groups of them in a ring")
+      .otherwise("none");
+  options.choice("cp-sequence-order", p.cp_sequence_order,
+                 {{"auto", ParallelConfig::SequenceOrder::kAuto},
+                  {"zigzag", ParallelConfig::SequenceOrder::kZigzag},
+                  {"contiguous", ParallelConfig::SequenceOrder::kContiguous}},
+                 "which part of a sequence a rank has: an early and a late piece (even work under the causal "
+                 "mask), or one; auto: one where all layers use a2a");
+  options
       .integer("expert-model-parallel-size", p.expert_model_parallel_size, kRanks,
                "ep: experts spread over N ranks")
       .also({"ep", "expert-parallel"});
@@ -356,7 +372,8 @@ void add_training_options(OptionSet& options, TrainingConfig& t) {
   options.real("z-loss-coeff", t.z_loss_coeff, Reals::non_negative(),
                "weight of the square of log sum exp of the logits");
   options.flag("strict-sequence-length", t.strict_sequence_length,
-               "refuse sequences beyond --max-position-embeddings where positions are not learned too");
+               "refuse sequences beyond --max-position-embeddings where positions are not learned too, and lengths "
+               "that --context-parallel-size would fill up");
   options
       .texts("freeze", t.freeze, "PATTERN",
              "tensors that are not trained, by the names checkpoints use (* any characters, ? one): "

@@ -140,12 +140,16 @@ void rehearse(Engine& engine, const Groups& groups, StepClock* clock, std::int64
 }  // namespace
 
 Traffic bytes_sent(const Groups& groups) {
+  const auto bytes_of = [](const Communicator* group) {
+    return group != nullptr ? group->bytes_sent() : std::uint64_t{0};
+  };
   Traffic sent{{"tp", groups.tp().bytes_sent()},
-               {"dp", groups.dp().bytes_sent()},
+               {"dp", groups.dp_cp().bytes_sent()},
+               {"cp", groups.cp().bytes_sent() + bytes_of(groups.a2a()) + bytes_of(groups.p2p())},
                {"pp activations", 0},
                {"pp gradients", 0},
-               {"embedding", groups.embedding() != nullptr ? groups.embedding()->bytes_sent() : 0},
-               {"kv_replicas", groups.kv_replicas() != nullptr ? groups.kv_replicas()->bytes_sent() : 0},
+               {"embedding", bytes_of(groups.embedding())},
+               {"kv_replicas", bytes_of(groups.kv_replicas())},
                {"model", groups.model().bytes_sent()},
                {"world", groups.world().bytes_sent()}};
   const std::vector<Communicator*> channels = groups.channels();

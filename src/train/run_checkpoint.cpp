@@ -291,7 +291,7 @@ std::string save_run(const TrainConfig& config, const RunData& data, const RunSc
                       .trainer = trainer_state(config, schedule, progress, engine.loss_scaler())};
   if (!data.tokenizer_json.empty()) meta.extra_files["tokenizer.json"] = data.tokenizer_json;
   return save_checkpoint(
-             lane, {groups.world(), groups.dp(), groups.tp(), groups.pp()}, engine.buffer(),
+             lane, {groups.world(), groups.dp_cp(), groups.tp(), groups.pp()}, engine.buffer(),
              *engine.optimizer(), meta, config.checkpoint.save,
              {.optimizer_state = !config.checkpoint.no_save_optim, .keep_last = config.checkpoint.keep_last})
       .string();

@@ -8,6 +8,7 @@
 #include "io/atomic_file.hpp"
 #include "io/safetensors.hpp"
 #include "ops/elementwise.hpp"
+#include "train/context_parallel.hpp"
 #include "train/engine.hpp"
 #include "train/given_batches.hpp"
 #include "train/launch.hpp"
@@ -83,7 +84,7 @@ void score_rank(Score& score, Communicator& world) {
     const Tensor all = engine.logits(batch);
     if (!all.defined()) continue;
     const std::int64_t rows = score.engine.sequence_length;
-    for (int r = 0; r < groups.dp().size(); ++r) {
+    for (int r = 0; r < score.shape.dp_size; ++r) {
       store_logits(lane, score, all.slice(r * rows, rows), microbatch_samples(score.shape, 0, m, r));
     }
   }
@@ -162,6 +163,8 @@ ScoreResult run_score(const ScoreOptions& given) {
 
   engine.layout = layout_of(run);
   engine.sequence_parallel = options.parallel.sequence_parallel && tp_size > 1;
+  engine.sequence_order = sequence_order(options.parallel);
+  engine.context_methods = context_methods(options.parallel);
   const int here = launch.ranks_on_machine();
   const BatchShape shape{.global_batch = rows.samples(),
                          .micro_batch = options.micro_batch_size,

@@ -37,7 +37,8 @@ StepClock::StepClock(const Rates& rates, std::int64_t head_size, const Layout& l
   const Mesh mesh(layout.mesh, rank);
   const std::vector<int> pipeline = mesh.group({Axis::kPp});
   links_["tp"] = links_["kv_replicas"] = rates.link_among(mesh.group({Axis::kTp}));
-  links_["dp"] = rates.link_among(mesh.group({Axis::kDp}));
+  links_["dp"] = links_["dp-cp"] = rates.link_among(mesh.group({Axis::kDp, Axis::kCp}));
+  links_["cp"] = links_["cp.a2a"] = links_["cp.p2p"] = rates.link_among(mesh.group({Axis::kCp}));
   links_["model"] = rates.link_among(mesh.group({Axis::kTp, Axis::kPp}));
   links_["pp"] = links_["embedding"] = rates.link_among(pipeline);
   links_["world"] = rates.link_among(std::vector<int>{0, layout.world() - 1});

@@ -12,7 +12,7 @@ ops::DropoutSite site_of(Lane& lane, double p, std::int64_t batch, std::int64_t 
   ops::DropoutSite site;
   site.p = p;
   site.key = RandomKey{9}.with("hidden");
-  site.first_token = first_token;
+  site.tokens.first = first_token;
   site.first_channel = first_channel;
   site.sample_ids = zeros(lane, DType::kI64, {batch});
   for (std::int64_t b = 0; b < batch; ++b)
@@ -23,7 +23,7 @@ ops::DropoutSite site_of(Lane& lane, double p, std::int64_t batch, std::int64_t 
 // The documented function.
 double factor(const ops::DropoutSite& site, std::int64_t token, std::int64_t sample, std::int64_t channel) {
   const auto c = static_cast<std::uint64_t>(channel + site.first_channel);
-  const auto t = static_cast<std::uint64_t>(token + site.first_token);
+  const auto t = static_cast<std::uint64_t>(site.tokens.of(token));
   const Philox bits =
       philox(site.key, c / 4 | t << 32, static_cast<std::uint64_t>(element(site.sample_ids, sample)));
   return static_cast<double>(uniform(bits[c % 4])) >= site.p ? 1 / (1 - site.p) : 0;

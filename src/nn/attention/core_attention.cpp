@@ -3,12 +3,12 @@
 #include "ops/elementwise.hpp"
 
 namespace weft::nn {
-namespace {
 
-ops::AttentionOptions options(const CoreAttentionShape& shape, const Microbatch& mb) {
+ops::AttentionOptions attention_options(const CoreAttentionShape& shape, const Microbatch& mb) {
   return {.head_dim = shape.head_dim,
           .scale = shape.scale,
           .window = shape.window,
+          .first_keys = mb.batch.first_keys,
           .dropout = shape.dropout,
           .dropout_key = mb.dropout_key.with(shape.site),
           .sample_ids = mb.batch.sample_ids,
@@ -16,11 +16,9 @@ ops::AttentionOptions options(const CoreAttentionShape& shape, const Microbatch&
           .deterministic = shape.deterministic};
 }
 
-}  // namespace
-
 Tensor CausalAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
                                 Microbatch& mb) const {
-  ops::AttentionResult result = ops::attention(lane, q, k, v, options(shape_, mb));
+  ops::AttentionResult result = ops::attention(lane, q, k, v, attention_options(shape_, mb));
   Tensor out = result.out;
   mb.saved.push(Saved{q, k, v, std::move(result)});
   return out;
@@ -29,7 +27,7 @@ Tensor CausalAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, co
 void CausalAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                                const Tensor& dv, Microbatch& mb) const {
   const auto [q, k, v, result] = mb.saved.pop<Saved>();
-  ops::attention_backward(lane, dout, q, k, v, result, options(shape_, mb), dq, dk, dv);
+  ops::attention_backward(lane, dout, q, k, v, result, attention_options(shape_, mb), dq, dk, dv);
 }
 
 Tensor CachedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -41,7 +39,7 @@ Tensor CachedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, co
   const Tensor& values = mb.cache->values[layer_];
   ops::copy(lane, k, keys.slice(seen, k.dim(0)));
   ops::copy(lane, v, values.slice(seen, v.dim(0)));
-  ops::AttentionOptions o = options(shape_, mb);
+  ops::AttentionOptions o = attention_options(shape_, mb);
   o.query_offset = seen;
   o.recurs = false;  // every position has another number of keys
   return ops::attention(lane, q, keys.slice(0, seen + k.dim(0)), values.slice(0, seen + v.dim(0)), o).out;

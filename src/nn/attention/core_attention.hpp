@@ -16,6 +16,9 @@ struct CoreAttentionShape {
   std::int64_t first_head = 0;  // global number of this rank's first query head
 };
 
+// What every form of it asks of the operation; the mask is the form's own.
+ops::AttentionOptions attention_options(const CoreAttentionShape& shape, const Microbatch& mb);
+
 // Tiled causal attention; saves q, k, v (views of qkv), the output and one number per row.
 class CausalAttention final : public CoreAttention {
  public:

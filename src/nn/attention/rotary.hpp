@@ -37,4 +37,21 @@ class RotaryRotation final : public PositionRotation {
   int head_dim_;
 };
 
+// Positions come with the data (Microbatch's position_ids): they start anew in each document.
+class RotationByDocument final : public PositionRotation {
+ public:
+  // Row p of the table is position p.
+  RotationByDocument(const ops::RopeTable& table, int head_dim) : table_(table), head_dim_(head_dim) {}
+  void apply(Lane& lane, const Tensor& x, const Microbatch& mb) const override {
+    ops::rope_in_place(lane, x, table_, mb.batch.position_ids, head_dim_, false);
+  }
+  void apply_backward(Lane& lane, const Tensor& dx, const Microbatch& mb) const override {
+    ops::rope_in_place(lane, dx, table_, mb.batch.position_ids, head_dim_, true);
+  }
+
+ private:
+  const ops::RopeTable& table_;
+  int head_dim_;
+};
+
 }  // namespace weft::nn

@@ -18,8 +18,8 @@ void merge_attention(Lane& lane, const AttentionResult& into, const AttentionRes
       for (Index r = begin; r < end; ++r) {
         const Index query = r / batch, sample = r % batch;
         for (Index h = 0; h < heads; ++h) {
-          const Index at = (sample * heads + h) * queries + query;
-          const A a = lse[at], b = other[at], max = a < b ? b : a;
+          const Index statistic = sample * heads + h, at = statistic * into.lse.ld() + query;
+          const A a = lse[at], b = other[statistic * queries + query], max = a < b ? b : a;
           if (max == -std::numeric_limits<A>::infinity()) continue;  // neither has seen a key
           const A both = max + std::log(std::exp(a - max) + std::exp(b - max));
           const A keep = std::exp(a - both), add = std::exp(b - both);

@@ -48,7 +48,8 @@ struct QueryTile {
       visible[i] = options.causal ? std::clamp<Index>(past, 0, z.keys) : z.keys;
       Index from = options.window > 0 ? past - options.window : 0;
       if (options.first_keys.defined()) {
-        from = std::max<Index>(from, options.first_keys.data<std::int32_t>()[sample * z.queries + query[i]]);
+        const Index first_key = options.first_keys.data<std::int32_t>()[sample * options.first_keys.ld() + query[i]];
+        from = std::max<Index>(from, first_key - options.first_key);
       }
       hidden[i] = std::clamp<Index>(from, 0, visible[i]);
       keys = std::max(keys, visible[i]);
@@ -124,9 +125,10 @@ void for_dropout(const AttentionOptions& options, const QueryTile& tile, Index f
   const auto sample = static_cast<std::uint64_t>(options.sample_ids.data<std::int64_t>()[tile.sample]);
   A factors[kKeyTile];
   for (Index i = 0; i < tile.rows; ++i) {
-    const auto query = static_cast<std::uint32_t>(tile.query[i] + options.query_offset);
+    const auto query = static_cast<std::uint32_t>(options.first_key + options.query_offset + tile.query[i]);
     const auto head = static_cast<std::uint64_t>(options.first_head + tile.head[i]);
-    keep_factors(options.dropout_key, keep, first_key, query, sample << 20 | head, keys, factors);
+    keep_factors(options.dropout_key, keep, options.first_key + first_key, query, sample << 20 | head, keys,
+                 factors);
     for (Index j = 0; j < keys; ++j) body(j, i, factors[j]);
   }
 }

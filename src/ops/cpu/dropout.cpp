@@ -20,7 +20,7 @@ void for_masked_runs(Lane& lane, const Tensor& x, const DropoutSite& site, const
         body(r, Index{0}, h, static_cast<const A*>(nullptr));
         continue;
       }
-      const auto token = static_cast<std::uint32_t>(site.first_token + r / batch);
+      const auto token = static_cast<std::uint32_t>(site.tokens.of(r / batch));
       const auto sample = static_cast<std::uint64_t>(samples[r % batch]);
       for (Index j = 0; j < h; j += kRun) {
         const Index n = std::min(kRun, h - j);

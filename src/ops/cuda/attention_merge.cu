@@ -12,15 +12,15 @@ namespace {
 // A warp to a (query, sample, head).
 template <class T>
 __global__ void __launch_bounds__(256)
-    merge_kernel(Acc<T>* __restrict__ out, Index out_ld, Acc<T>* __restrict__ lse, const T* __restrict__ more,
-                 Index more_ld, const Acc<T>* __restrict__ other, Index batch, Index heads, Index queries,
-                 int d) {
+    merge_kernel(Acc<T>* __restrict__ out, Index out_ld, Acc<T>* __restrict__ lse, Index lse_ld,
+                 const T* __restrict__ more, Index more_ld, const Acc<T>* __restrict__ other, Index batch,
+                 Index heads, Index queries, int d) {
   using A = Acc<T>;
   const Index item = (Index{blockIdx.x} * 256 + threadIdx.x) / 32;
   if (item >= queries * batch * heads) return;
   const Index r = item / heads, h = item % heads, query = r / batch, sample = r % batch;
-  const Index at = (sample * heads + h) * queries + query;
-  const A a = lse[at], b = other[at], max = a < b ? b : a;
+  const Index statistic = sample * heads + h, at = statistic * lse_ld + query;
+  const A a = lse[at], b = other[statistic * queries + query], max = a < b ? b : a;
   if (max == -std::numeric_limits<A>::infinity()) return;
   const A both = max + log(exp(a - max) + exp(b - max));
   const A keep = exp(a - both), add = exp(b - both);
@@ -39,7 +39,7 @@ void merge_attention(Lane& lane, const AttentionResult& into, const AttentionRes
   if (into.lse.elems() == 0) return;
   visit_floating(part.out.dtype(), [&]<class T>(T) {
     merge_kernel<T><<<blocks_for(into.lse.elems() * 32, 256), 256, 0, stream(lane)>>>(
-        data<Acc<T>>(into.out), into.out.ld(), data<Acc<T>>(into.lse), data<T>(part.out), part.out.ld(),
+        data<Acc<T>>(into.out), into.out.ld(), data<Acc<T>>(into.lse), into.lse.ld(), data<T>(part.out), part.out.ld(),
         data<Acc<T>>(part.lse), batch, heads, queries, static_cast<int>(into.out.columns() / heads));
   });
   launched("run merge_attention");

@@ -15,14 +15,15 @@ struct Mask {
   RandomKey key;
   std::uint32_t threshold;
   double scale;
-  std::int64_t first_token, first_channel;
+  RowPositions tokens;
+  std::int64_t first_channel;
   const std::int64_t* samples;  // device memory
 
   // Factors of channels [j, j + N) of sample b: 1 / (1 − p) or 0. N above 1: first_channel + j is a multiple
   // of N or of 4.
   template <class A, int N>
   __device__ void factors(Index t, Index b, Index j, A* out) const {
-    const auto token = static_cast<std::uint32_t>(first_token + t);
+    const auto token = static_cast<std::uint32_t>(tokens.of(t));
     const auto sample = static_cast<std::uint64_t>(samples[b]);
     const auto channel = static_cast<std::uint64_t>(first_channel + j);
     const auto kept = static_cast<A>(scale);
@@ -99,7 +100,7 @@ void run(Lane& lane, const Tensor& x, const Tensor& bias, const Tensor& residual
         op.mask = {.key = site.key,
                    .threshold = static_cast<std::uint32_t>(std::ceil(site.p * 0x1p24)),
                    .scale = 1.0 / (1.0 - site.p),
-                   .first_token = site.first_token,
+                   .tokens = site.tokens,
                    .first_channel = site.first_channel,
                    .samples = data<std::int64_t>(site.sample_ids)};
       }

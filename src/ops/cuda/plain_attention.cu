@@ -86,6 +86,7 @@ struct Problem {
   A* lse = nullptr;    // [b, heads, queries]
   A* along = nullptr;  // [b, heads, queries]: Σ dout · out
   Index queries, keys, offset;
+  Index first_key;  // position of key 0 in the whole sequence
   int heads, group, dim;
   bool causal, drop;
   A scale;
@@ -103,7 +104,9 @@ struct Problem {
   }
   // What a probability is multiplied with.
   __device__ A factor(Index sample, int head, Index query, Index key) const {
-    const auto low = static_cast<std::uint64_t>(key / 4) | static_cast<std::uint64_t>(query + offset) << 32;
+    key += first_key;
+    const auto low = static_cast<std::uint64_t>(key / 4) |
+                     static_cast<std::uint64_t>(first_key + offset + query) << 32;
     const auto high = static_cast<std::uint64_t>(samples[sample]) << 20 |
                       static_cast<std::uint64_t>(dropout.first_head + head);
     const Philox words = philox(dropout.key, low, high);
@@ -512,6 +515,7 @@ Problem<T> problem_of(const Tensor& q, const Tensor& k, const Tensor& v, const A
   p.queries = q.dim(0);
   p.keys = k.dim(0);
   p.offset = options.query_offset;
+  p.first_key = options.first_key;
   p.heads = static_cast<int>(q.columns() / dim);
   p.group = static_cast<int>(q.columns() / k.columns());
   p.dim = dim;

@@ -14,7 +14,7 @@ class CudaDropout : public OnGpuViews {
     ops::DropoutSite site;
     site.p = p;
     site.key = RandomKey{9}.with("hidden");
-    site.first_token = first_token;
+    site.tokens.first = first_token;
     site.first_channel = first_channel;
     site.sample_ids = zeros(cpu(), DType::kI64, {batch});
     for (std::int64_t b = 0; b < batch; ++b)

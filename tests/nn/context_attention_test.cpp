@@ -1,0 +1,296 @@
+// Attention over a sequence that is cut over ranks against the same attention on one rank.
+#include "nn/attention/context/exchanged_attention.hpp"
+#include "nn/attention/context/gathered_attention.hpp"
+#include "nn/attention/context/ring_attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "comm/local/launcher.hpp"
+#include "ops/elementwise.hpp"
+#include "support/rank.hpp"
+
+namespace weft {
+namespace {
+
+using testing::TestRank;
+
+struct Case {
+  int ranks;
+  std::int64_t chunk, batch, heads, groups;
+  int head_dim;
+  std::int64_t window = 0;
+  double dropout = 0;
+  bool documents = false;
+
+  std::int64_t length() const { return 2 * ranks * chunk; }
+  std::string name() const {
+    return fmt::format("cp {} chunk {} b {} heads {}/{} of {} window {} dropout {} documents {}", ranks, chunk,
+                       batch, heads, groups, head_dim, window, dropout, documents);
+  }
+};
+
+nn::CoreAttentionShape shape_of(const Case& c) {
+  return {.head_dim = c.head_dim, .scale = 0.4, .dropout = c.dropout, .window = c.window, .site = 5};
+}
+
+Tensor random(Lane& lane, DType dtype, const Shape& shape, std::uint64_t seed) {
+  const Tensor x = lane.alloc(dtype, shape, "test");
+  std::vector<double> values = testing::random_values(seed, shape.elems());
+  ops::copy(lane, Tensor::borrow(values.data(), DType::kF64, shape), x);
+  return x;
+}
+
+// q, k, v as views of one packed tensor, and the gradient of the result, of the whole sequence.
+struct Whole {
+  Whole(Lane& lane, DType dtype, const Case& c)
+      : q_width(c.heads * c.head_dim),
+        kv_width(c.groups * c.head_dim),
+        qkv(random(lane, dtype, {c.length(), c.batch, q_width + 2 * kv_width}, 1)),
+        dout(random(lane, dtype, {c.length(), c.batch, q_width}, 2)) {}
+  std::int64_t q_width, kv_width;
+  Tensor qkv, dout;
+};
+
+// Of the whole sequence: sample numbers and, where there are documents, their beginnings.
+Microbatch microbatch(Lane& lane, const Case& c) {
+  Microbatch mb;
+  mb.dropout_key = RandomKey{77};
+  mb.batch.sample_ids = lane.alloc(DType::kI64, {c.batch}, "test");
+  for (std::int64_t b = 0; b < c.batch; ++b) mb.batch.sample_ids.data<std::int64_t>()[b] = 40 + b;
+  if (!c.documents) return mb;
+  mb.batch.first_keys = lane.alloc(DType::kI32, {c.batch, c.length()}, "test");
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    std::int32_t begin = 0;
+    for (std::int32_t i = 0; i < c.length(); ++i) {
+      if ((i * 7 + b * 3) % 11 == 4) begin = i;
+      mb.batch.first_keys.data<std::int32_t>()[b * c.length() + i] = begin;
+    }
+  }
+  return mb;
+}
+
+// out and dqkv of these rows.
+std::pair<Tensor, Tensor> run(Lane& lane, const nn::CoreAttention& attention, Microbatch& mb, const Whole& w,
+                              const Tensor& qkv, const Tensor& dout) {
+  const auto pieces = [&](const Tensor& x) {
+    return std::array{x.slice_columns(0, w.q_width), x.slice_columns(w.q_width, w.kv_width),
+                      x.slice_columns(w.q_width + w.kv_width, w.kv_width)};
+  };
+  const auto [q, k, v] = pieces(qkv);
+  const Tensor out = attention.forward(lane, q, k, v, mb);
+  const Tensor dqkv = lane.alloc(qkv.dtype(), qkv.shape(), "test");
+  const auto [dq, dk, dv] = pieces(dqkv);
+  attention.backward(lane, dout, dq, dk, dv, mb);
+  EXPECT_TRUE(mb.saved.empty());
+  return {out, dqkv};
+}
+
+// This rank's chunks, one after the other.
+Tensor own(Lane& lane, const Tensor& x, const nn::SequenceCut& cut, int rank) {
+  Shape shape = x.shape();
+  shape.set(0, cut.rows());
+  const Tensor y = lane.alloc(x.dtype(), shape, "test");
+  for (int i = 0; i < cut.chunks(); ++i) {
+    ops::copy(lane, x.slice(cut.start(rank, i), cut.chunk), y.slice(i * cut.chunk, cut.chunk));
+  }
+  return y;
+}
+
+double furthest(Lane& lane, const Tensor& a, const Tensor& b) {
+  const auto x = ops::to_host<double>(lane, ops::cast(lane, a, DType::kF64, "test")),
+             y = ops::to_host<double>(lane, ops::cast(lane, b, DType::kF64, "test"));
+  double most = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (!std::isfinite(x[i])) return INFINITY;
+    most = std::max(most, std::abs(x[i] - y[i]));
+  }
+  return most;
+}
+
+enum class Method { kRing, kGathered, kExchanged, kGroups };
+
+// What one rank of `world` has of the attention of a sequence cut over all of it.
+class Parallel {
+ public:
+  // `groups`: of kGroups, ranks that exchange heads.
+  Parallel(Method method, const Case& c, Communicator& world, const nn::SequenceCut& cut, int groups = 1) {
+    nn::CoreAttentionShape shape = shape_of(c);
+    const auto exchanged = [&](Communicator& group, std::unique_ptr<nn::CoreAttention> inner) {
+      return std::make_unique<nn::ExchangedAttention>(
+          c.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()), std::move(inner));
+    };
+    const auto heads_of = [&](Communicator& group) {
+      shape.first_head = group.rank() * c.heads / group.size();
+      return shape;
+    };
+    switch (method) {
+      case Method::kRing:
+        attention_ = std::make_unique<nn::RingAttention>(shape, world, cut);
+        break;
+      case Method::kGathered:
+        attention_ = std::make_unique<nn::GatheredAttention>(shape, world, cut);
+        break;
+      case Method::kExchanged:
+        attention_ = exchanged(world, std::make_unique<nn::CausalAttention>(heads_of(world)));
+        break;
+      case Method::kGroups:
+        a2a_ = world.split(world.rank() / groups, world.rank(), "a2a");
+        p2p_ = world.split(world.rank() % groups, world.rank(), "p2p");
+        attention_ = exchanged(*a2a_, std::make_unique<nn::RingAttention>(
+                                          heads_of(*a2a_), *p2p_,
+                                          nn::SequenceCut(cut.order, cut.length(), p2p_->size())));
+    }
+  }
+  const nn::CoreAttention& attention() const { return *attention_; }
+
+ private:
+  std::unique_ptr<Communicator> a2a_, p2p_;
+  std::unique_ptr<nn::CoreAttention> attention_;
+};
+
+struct Layout {
+  Method method;
+  nn::SequenceOrder order = nn::SequenceOrder::kZigzag;
+  int groups = 1;
+};
+
+void expect_equal_to_one_rank(const Layout& layout, const Case& c, DType dtype, double tolerance) {
+  run_local_ranks({.ranks = c.ranks}, [&](Communicator& world) {
+    TestRank rank(std::size_t{1} << 26);
+    Lane& lane = rank.lane();
+    const Whole whole(lane, dtype, c);
+    const nn::SequenceCut cut(layout.order, c.length(), c.ranks);
+    const auto mine = [&](const Tensor& x) { return own(lane, x, cut, world.rank()); };
+    Microbatch mb = microbatch(lane, c);
+    const auto [out, dqkv] = run(lane, nn::CausalAttention(shape_of(c)), mb, whole, whole.qkv, whole.dout);
+    const Parallel parallel(layout.method, c, world, cut, layout.groups);
+    const auto [own_out, own_dqkv] =
+        run(lane, parallel.attention(), mb, whole, mine(whole.qkv), mine(whole.dout));
+    EXPECT_LE(furthest(lane, own_out, mine(out)), tolerance) << c.name() << " rank " << world.rank();
+    EXPECT_LE(furthest(lane, own_dqkv, mine(dqkv)), tolerance * 4) << c.name() << " rank " << world.rank();
+    // The same bits again.
+    const auto [again, dqkv_again] =
+        run(lane, parallel.attention(), mb, whole, mine(whole.qkv), mine(whole.dout));
+    EXPECT_EQ(furthest(lane, again, own_out), 0);
+    EXPECT_EQ(furthest(lane, dqkv_again, own_dqkv), 0);
+  });
+}
+
+void expect_equal_in_every_type(const Layout& layout, const Case& c) {
+  expect_equal_to_one_rank(layout, c, DType::kF64, 1e-13);
+  expect_equal_to_one_rank(layout, c, DType::kF32, 5e-6);
+  expect_equal_to_one_rank(layout, c, DType::kBF16, 0.03);
+}
+
+constexpr nn::SequenceOrder kContiguous = nn::SequenceOrder::kContiguous;
+
+std::vector<Case> cases() {
+  return {{1, 6, 2, 4, 2, 8},
+          {2, 5, 2, 4, 2, 8},
+          {3, 7, 1, 3, 3, 16},
+          {4, 9, 2, 8, 2, 4},
+          {5, 1, 1, 5, 1, 8},
+          {2, 70, 1, 2, 1, 8},
+          {3, 7, 2, 6, 2, 8, 5},
+          {4, 6, 1, 4, 2, 8, 13},
+          {2, 40, 1, 2, 1, 8, 1},
+          {3, 9, 2, 3, 1, 8, 0, 0.3},
+          {2, 12, 2, 4, 2, 8, 9, 0.2},
+          {3, 8, 2, 6, 3, 8, 0, 0, true},
+          {2, 16, 2, 2, 2, 8, 7, 0.1, true}};
+}
+
+TEST(RingAttention, EqualsOneRank) {
+  for (const Case& c : cases()) {
+    expect_equal_in_every_type({Method::kRing}, c);
+    expect_equal_in_every_type({Method::kRing, kContiguous}, c);
+  }
+}
+
+TEST(GatheredAttention, EqualsOneRank) {
+  for (const Case& c : cases()) {
+    expect_equal_in_every_type({Method::kGathered}, c);
+    expect_equal_in_every_type({Method::kGathered, kContiguous}, c);
+  }
+}
+
+TEST(ExchangedAttention, EqualsOneRank) {
+  for (Case c : cases()) {
+    if (c.heads % c.ranks != 0 || (c.groups % c.ranks != 0 && c.ranks % c.groups != 0)) continue;
+    expect_equal_in_every_type({Method::kExchanged}, c);
+    expect_equal_in_every_type({Method::kExchanged, kContiguous}, c);
+  }
+}
+
+TEST(ExchangedAttention, InGroupsEqualsOneRank) {
+  for (const Case& c : {Case{4, 9, 2, 8, 2, 4}, Case{4, 6, 1, 4, 1, 8, 13},
+                        Case{4, 5, 2, 6, 2, 8, 0, 0.3}}) {
+    expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 2}, c);
+  }
+  expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 3}, {6, 4, 1, 6, 3, 8});
+  expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 2}, {6, 4, 1, 4, 2, 8});
+}
+
+// Under the causal mask every rank has the same number of pairs of chunks to compute, and half of all.
+TEST(RingAttention, RanksShareTheWorkEvenly) {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    const nn::SequenceCut cut(nn::SequenceOrder::kZigzag, 2 * ranks * 16, ranks);
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(cut.number(rank, 0) + cut.number(rank, 1) + 2, 2 * ranks + 1);
+  }
+}
+
+TEST(RingAttention, ARankThatHoldsLessTakesLess) {
+  const auto bytes = [](int ranks) {
+    const Case c{ranks, 64 / ranks, 1, 4, 4, 16};
+    std::size_t most = 0;
+    std::mutex mutex;
+    run_local_ranks({.ranks = ranks}, [&](Communicator& world) {
+      TestRank rank(std::size_t{1} << 25);
+      Lane& lane = rank.lane();
+      const Shape shape{2 * c.chunk, 1, 64};
+      const Tensor q = random(lane, DType::kF32, shape, 1), k = random(lane, DType::kF32, shape, 2),
+                   v = random(lane, DType::kF32, shape, 3);
+      const nn::RingAttention ring(shape_of(c), world, nn::SequenceCut(nn::SequenceOrder::kZigzag, c.length(), ranks));
+      Microbatch mb;
+      const std::size_t before = lane.arena.in_use();
+      const Tensor out = ring.forward(lane, q, k, v, mb);
+      const std::lock_guard lock(mutex);
+      most = std::max(most, lane.arena.in_use() - before);
+      mb.saved.clear();
+    });
+    return most;
+  };
+  EXPECT_EQ(bytes(4) * 4, bytes(1));
+}
+
+TEST(SequenceCut, SaysWhoHasWhat) {
+  using enum nn::SequenceOrder;
+  EXPECT_THROW(nn::SequenceCut(kZigzag, 30, 4), std::exception);
+  const nn::SequenceCut zigzag(kZigzag, 16, 2);
+  std::vector<std::int64_t> positions;
+  for (std::int64_t row = 0; row < zigzag.rows(); ++row) positions.push_back(zigzag.positions(0).of(row));
+  EXPECT_EQ(positions, (std::vector<std::int64_t>{0, 1, 2, 3, 12, 13, 14, 15}));
+  EXPECT_EQ(zigzag.positions(1).from(3).of(0), 7);
+  EXPECT_EQ(zigzag.positions(1).from(3).of(1), 8);
+  EXPECT_EQ(zigzag.positions(0).from(5).of(1), 14);
+  const nn::SequenceCut contiguous(kContiguous, 15, 3);
+  EXPECT_EQ(contiguous.positions(2).of(4), 14);
+  for (const nn::SequenceCut& cut : {nn::SequenceCut(kZigzag, 24, 3), nn::SequenceCut(kContiguous, 24, 3)}) {
+    for (int rank = 0; rank < 3; ++rank) {
+      for (int i = 0; i < cut.chunks(); ++i) {
+        const nn::SequenceCut::Place place = cut.place(cut.number(rank, i));
+        EXPECT_EQ(place.rank, rank);
+        EXPECT_EQ(place.index, i);
+      }
+    }
+  }
+  EXPECT_EQ(nn::SequenceCut::multiple(kZigzag, 2, 4), 8);
+  EXPECT_EQ(nn::SequenceCut::multiple(kZigzag, 8, 1), 16);
+  EXPECT_EQ(nn::SequenceCut::multiple(kContiguous, 3, 4), 12);
+}
+
+}  // namespace
+}  // namespace weft
