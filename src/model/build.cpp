@@ -296,7 +296,8 @@ class Builder {
       nn::CoreAttentionShape own = shape;
       own.first_head += group.rank() * (heads / group.size());
       return std::make_unique<nn::ExchangedAttention>(
-          shape.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()), inner(own));
+          shape.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()),
+          inner(own));
     };
     switch (method) {
       case ContextMethod::kAllGather:
@@ -326,7 +327,8 @@ class Builder {
     if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
       return std::make_unique<nn::CachedAttention>(shape, static_cast<std::size_t>(layer));
     }
-    std::unique_ptr<nn::CoreAttention> core = training_attention(shape, spec.heads / tp_, spec.core_attention.context);
+    std::unique_ptr<nn::CoreAttention> core =
+        training_attention(shape, spec.heads / tp_, spec.core_attention.context);
     if (!recomputes(&RecomputeSpec::core_attention)) return core;
     return std::make_unique<nn::RecomputedCoreAttention>(std::move(core));
   }

@@ -39,14 +39,13 @@ LayerSpec layer_spec(const ModelConfig& c) {
   const LinearSpec output{c.add_bias_linear,
                           c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
 
-  SelfAttentionSpec attention{
-      .heads = c.num_attention_heads,
-      .groups = c.num_query_groups,
-      .head_dim = c.kv_channels,
-      .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
-      .rotary = std::nullopt,
-      .core_attention = {.dropout = c.attention_dropout, .window = c.sliding_window},
-      .proj = output};
+  SelfAttentionSpec attention{.heads = c.num_attention_heads,
+                              .groups = c.num_query_groups,
+                              .head_dim = c.kv_channels,
+                              .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
+                              .rotary = std::nullopt,
+                              .core_attention = {.dropout = c.attention_dropout, .window = c.sliding_window},
+                              .proj = output};
   if (c.position_embedding == PositionEmbedding::kRope) {
     const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
     attention.rotary = RotarySpec{c.rotary_base, dim, c.rotary_interleaved, c.rope_scaling};

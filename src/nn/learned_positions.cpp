@@ -36,8 +36,8 @@ void PositionsByPlace::backward(Lane& lane, const Tensor& dx, const Microbatch& 
   table_.contribute([&](const Tensor& gradient, float beta) {
     for (const Run& run : runs(mb, dx.dim(0))) {
       if (run.rows == 0 && run.row > 0) continue;  // the first one applies beta in any case
-      ops::add_positions_backward(lane, dx.slice(run.row, run.rows), gradient, run.rows > 0 ? run.position : 0,
-                                  run.row > 0 ? 1 : beta);
+      ops::add_positions_backward(lane, dx.slice(run.row, run.rows), gradient,
+                                  run.rows > 0 ? run.position : 0, run.row > 0 ? 1 : beta);
     }
   });
 }

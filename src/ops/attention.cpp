@@ -24,8 +24,7 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   WEFT_CHECK(options.window >= 0 && (options.window == 0 || options.causal) && options.soft_cap >= 0,
              "{}: window {} (causal {}), soft cap {}", op, options.window, options.causal, options.soft_cap);
   const Tensor& first = options.first_keys;
-  WEFT_CHECK(!first.defined() || (first.dtype() == DType::kI32 &&
-                                  first.shape() == Shape{q.dim(1), q.dim(0)}),
+  WEFT_CHECK(!first.defined() || (first.dtype() == DType::kI32 && first.shape() == Shape{q.dim(1), q.dim(0)}),
              "{}: first_keys {} for q {}", op, describe(first), describe(q));
   if (options.sinks.defined()) {
     check_vector(options.sinks, q.columns() / d, accumulator_of(q.dtype()), op, "sinks");

@@ -19,8 +19,8 @@ struct AttentionOptions {
   // Position of key 0 in the whole sequence, where the keys are a part of it (context parallel); that of
   // query i is first_key + query_offset + i.
   std::int64_t first_key = 0;
-  // [b, s] i32, may be strided: position of the first key that a query sees, where documents are packed into one sequence.
-  // Undefined: all.
+  // [b, s] i32, may be strided: position of the first key that a query sees, where documents are packed into
+  // one sequence. Undefined: all.
   Tensor first_keys;
   double soft_cap =
       0;  // scores become soft_cap · tanh(score / soft_cap) before they are masked (Gemma 2); 0: no

@@ -12,7 +12,9 @@ struct RowPositions {
   std::int64_t first = 0;
   std::int64_t count = std::numeric_limits<std::int64_t>::max();
   std::int64_t next = 0;
-  constexpr std::int64_t of(std::int64_t row) const { return row < count ? first + row : next + (row - count); }
+  constexpr std::int64_t of(std::int64_t row) const {
+    return row < count ? first + row : next + (row - count);
+  }
   // The positions of rows [row, ...).
   constexpr RowPositions from(std::int64_t row) const {
     if (row < count) return {first + row, count - row, next};

@@ -513,9 +513,10 @@ std::vector<std::string> notes_of(const TrainConfig& c) {
   }
   if (const std::int64_t multiple = sequence_multiple(p), length = c.data.seq_length;
       p.context_parallel_size > 1 && length % multiple != 0) {
-    add(fmt::format("--seq-length {} is filled up to {} with tokens that count nowhere: --context-parallel-size {} "
-                    "needs a multiple of {}",
-                    length, (length + multiple - 1) / multiple * multiple, p.context_parallel_size, multiple));
+    add(fmt::format(
+        "--seq-length {} is filled up to {} with tokens that count nowhere: --context-parallel-size {} "
+        "needs a multiple of {}",
+        length, (length + multiple - 1) / multiple * multiple, p.context_parallel_size, multiple));
   }
   if (p.use_distributed_optimizer && dp * p.context_parallel_size == 1) {
     add("--use-distributed-optimizer has no effect with one data-parallel rank");

@@ -56,7 +56,8 @@ class ContextProblems {
     levels();
     const std::int64_t length = c_.data.seq_length, multiple = sequence_multiple(p_);
     if (c_.training.strict_sequence_length && length % multiple != 0) {
-      add("--strict-sequence-length: --seq-length {} is not divisible by {}, as --context-parallel-size {} with "
+      add("--strict-sequence-length: --seq-length {} is not divisible by {}, as --context-parallel-size {} "
+          "with "
           "--tensor-model-parallel-size {}{} needs",
           length, multiple, cp, p_.tensor_model_parallel_size,
           p_.sequence_parallel ? " and --sequence-parallel" : "");
@@ -76,8 +77,8 @@ class ContextProblems {
     }
     const std::size_t count = p_.cp_comm_type.size();
     if (count > 1 && c_.model.num_layers > 0 && static_cast<std::int64_t>(count) != c_.model.num_layers) {
-      add("--cp-comm-type names {} methods, and the model has {} layers: give one, or one for each layer", count,
-          c_.model.num_layers);
+      add("--cp-comm-type names {} methods, and the model has {} layers: give one, or one for each layer",
+          count, c_.model.num_layers);
     }
   }
 
@@ -89,11 +90,13 @@ class ContextProblems {
     const std::int64_t heads = m.num_attention_heads / tp;
     const std::int64_t groups = std::max<std::int64_t>(m.num_query_groups / tp, 1);
     if (heads % size != 0) {
-      add("--cp-comm-type {}: {} heads (--num-attention-heads {} over tensor parallel {}) do not divide by {} {}; "
+      add("--cp-comm-type {}: {} heads (--num-attention-heads {} over tensor parallel {}) do not divide by "
+          "{} {}; "
           "p2p and all_gather take any number of heads",
           method, heads, m.num_attention_heads, tp, option, size);
     } else if (groups % size != 0 && size % groups != 0) {
-      add("--cp-comm-type {}: of {} key/value heads (--num-query-groups {} over tensor parallel {}) and {} {} "
+      add("--cp-comm-type {}: of {} key/value heads (--num-query-groups {} over tensor parallel {}) and {} "
+          "{} "
           "neither divides the other; p2p and all_gather take any number",
           method, groups, m.num_query_groups, tp, option, size);
     }
@@ -122,18 +125,20 @@ class ContextProblems {
 
 std::vector<ContextMethod> context_methods(const ParallelConfig& p) {
   std::vector<ContextMethod> methods;
-  for (const std::string& name : p.cp_comm_type) methods.push_back(method_of(name).value_or(ContextMethod::kP2p));
+  for (const std::string& name : p.cp_comm_type)
+    methods.push_back(method_of(name).value_or(ContextMethod::kP2p));
   return methods;
 }
 
 nn::SequenceOrder sequence_order(const ParallelConfig& p) {
   using Order = ParallelConfig::SequenceOrder;
   if (p.cp_sequence_order != Order::kAuto) {
-    return p.cp_sequence_order == Order::kZigzag ? nn::SequenceOrder::kZigzag : nn::SequenceOrder::kContiguous;
+    return p.cp_sequence_order == Order::kZigzag ? nn::SequenceOrder::kZigzag
+                                                 : nn::SequenceOrder::kContiguous;
   }
   const std::vector<ContextMethod> methods = context_methods(p);
-  const bool whole = std::all_of(methods.begin(), methods.end(),
-                                 [](ContextMethod m) { return m == ContextMethod::kA2a; });
+  const bool whole =
+      std::all_of(methods.begin(), methods.end(), [](ContextMethod m) { return m == ContextMethod::kA2a; });
   return whole ? nn::SequenceOrder::kContiguous : nn::SequenceOrder::kZigzag;
 }
 

@@ -12,7 +12,8 @@ namespace weft {
 
 // How attention of each layer reaches the rest of a sequence; one: of all. Of sound options.
 std::vector<ContextMethod> context_methods(const ParallelConfig& parallel);
-// What --cp-sequence-order says; auto: contiguous where every layer exchanges heads and so has whole sequences.
+// What --cp-sequence-order says; auto: contiguous where every layer exchanges heads and so has whole
+// sequences.
 nn::SequenceOrder sequence_order(const ParallelConfig& parallel);
 // Neighbouring ranks that exchange heads under a2a+p2p; 1: nobody does.
 int head_exchange(const ParallelConfig& parallel);

@@ -167,7 +167,8 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
   const bool distributed = options.training && options.distributed_optimizer;
   BuildContext context{
       .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = feed_.rows()};
-  if (feed_.cut()) context.context.emplace(ContextParallel{groups_.cp(), *feed_.cut(), groups_.a2a(), groups_.p2p()});
+  if (feed_.cut())
+    context.context.emplace(ContextParallel{groups_.cp(), *feed_.cut(), groups_.a2a(), groups_.p2p()});
   for (const StageRange& stage : options.layout.stages_of(groups_.mesh().coordinate(Axis::kPp))) {
     context.stage = stage;
     context.gate = distributed && options.overlap_param_gather ? &gate_ : nullptr;
@@ -403,8 +404,9 @@ void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
 }
 
 StepResult Engine::train_step(const StepInput& input) {
-  const std::int64_t filled =
-      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.mesh().size(Axis::kDp);
+  const std::int64_t filled = input.filled_microbatches > 0
+                                  ? input.filled_microbatches
+                                  : input.microbatches * groups_.mesh().size(Axis::kDp);
   WorldSums sums;
   std::vector<double> squares;
   double waited = 0;
@@ -484,8 +486,9 @@ std::string Engine::first_nonfinite_place(std::int64_t iteration, std::int64_t m
 }
 
 std::string Engine::first_nonfinite_gradient(const StepInput& input) {
-  const std::int64_t filled =
-      input.filled_microbatches > 0 ? input.filled_microbatches : input.microbatches * groups_.mesh().size(Axis::kDp);
+  const std::int64_t filled = input.filled_microbatches > 0
+                                  ? input.filled_microbatches
+                                  : input.microbatches * groups_.mesh().size(Axis::kDp);
   forward_backward(input.iteration, input.microbatches, filled, input.source, false);
   std::string name;
   double order = -1;
@@ -549,7 +552,8 @@ Engine::LossSum Engine::evaluate(std::int64_t microbatches, const MicrobatchSour
 
 Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSource& source) {
   flush();
-  const Passed mine = forward_backward(0, microbatches, microbatches * groups_.mesh().size(Axis::kDp), source);
+  const Passed mine =
+      forward_backward(0, microbatches, microbatches * groups_.mesh().size(Axis::kDp), source);
   const WorldSums sums = read(sum_over_ranks(mine, false));
   finalize();
   buffer_->gather_gradients(lane_);
@@ -623,7 +627,8 @@ Tensor Engine::whole_sequences(const Tensor& parts) {
   for (std::int64_t member = 0; member < dp * cp; ++member) {  // context-parallel ranks are neighbours
     const auto rank = static_cast<int>(member % cp);
     for (int i = 0; i < cut.chunks(); ++i) {
-      const std::int64_t start = cut.start(rank, i), rows = std::clamp<std::int64_t>(length - start, 0, cut.chunk);
+      const std::int64_t start = cut.start(rank, i),
+                         rows = std::clamp<std::int64_t>(length - start, 0, cut.chunk);
       if (rows == 0) continue;
       ops::copy(lane_, parts.slice(member * cut.rows() + i * cut.chunk, rows),
                 whole.slice(member / cp * length + start, rows));

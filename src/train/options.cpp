@@ -154,10 +154,12 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
       .integer("context-parallel-size", p.context_parallel_size, kRanks, "cp: each sequence cut over N ranks")
       .also({"cp", "context-parallel"});
   options
-      .texts("cp-comm-type", p.cp_comm_type, "TYPE",
-             "how attention reaches over the cuts, of all layers or one word for each: p2p sends keys and values "
-             "round a ring, all_gather gathers them, a2a exchanges positions for heads, a2a+p2p does so between "
-             "neighbours with rings over the groups")
+      .texts(
+          "cp-comm-type", p.cp_comm_type, "TYPE",
+          "how attention reaches over the cuts, of all layers or one word for each: p2p sends keys and "
+          "values "
+          "round a ring, all_gather gathers them, a2a exchanges positions for heads, a2a+p2p does so between "
+          "neighbours with rings over the groups")
       .also({"context-parallel-method", "ulysses", "ring-attention"});
   options
       .texts("hierarchical-context-parallel-sizes", p.hierarchical_context_parallel_sizes, "N",
@@ -371,9 +373,10 @@ void add_training_options(OptionSet& options, TrainingConfig& t) {
                "share of the target spread over the vocabulary");
   options.real("z-loss-coeff", t.z_loss_coeff, Reals::non_negative(),
                "weight of the square of log sum exp of the logits");
-  options.flag("strict-sequence-length", t.strict_sequence_length,
-               "refuse sequences beyond --max-position-embeddings where positions are not learned too, and lengths "
-               "that --context-parallel-size would fill up");
+  options.flag(
+      "strict-sequence-length", t.strict_sequence_length,
+      "refuse sequences beyond --max-position-embeddings where positions are not learned too, and lengths "
+      "that --context-parallel-size would fill up");
   options
       .texts("freeze", t.freeze, "PATTERN",
              "tensors that are not trained, by the names checkpoints use (* any characters, ? one): "

@@ -27,8 +27,8 @@ struct Case {
 
   std::int64_t length() const { return 2 * ranks * chunk; }
   std::string name() const {
-    return fmt::format("cp {} chunk {} b {} heads {}/{} of {} window {} dropout {} documents {}", ranks, chunk,
-                       batch, heads, groups, head_dim, window, dropout, documents);
+    return fmt::format("cp {} chunk {} b {} heads {}/{} of {} window {} dropout {} documents {}", ranks,
+                       chunk, batch, heads, groups, head_dim, window, dropout, documents);
   }
 };
 
@@ -120,7 +120,8 @@ class Parallel {
     nn::CoreAttentionShape shape = shape_of(c);
     const auto exchanged = [&](Communicator& group, std::unique_ptr<nn::CoreAttention> inner) {
       return std::make_unique<nn::ExchangedAttention>(
-          c.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()), std::move(inner));
+          c.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()),
+          std::move(inner));
     };
     const auto heads_of = [&](Communicator& group) {
       shape.first_head = group.rank() * c.heads / group.size();
@@ -139,9 +140,9 @@ class Parallel {
       case Method::kGroups:
         a2a_ = world.split(world.rank() / groups, world.rank(), "a2a");
         p2p_ = world.split(world.rank() % groups, world.rank(), "p2p");
-        attention_ = exchanged(*a2a_, std::make_unique<nn::RingAttention>(
-                                          heads_of(*a2a_), *p2p_,
-                                          nn::SequenceCut(cut.order, cut.length(), p2p_->size())));
+        attention_ = exchanged(
+            *a2a_, std::make_unique<nn::RingAttention>(
+                       heads_of(*a2a_), *p2p_, nn::SequenceCut(cut.order, cut.length(), p2p_->size())));
     }
   }
   const nn::CoreAttention& attention() const { return *attention_; }
@@ -226,8 +227,7 @@ TEST(ExchangedAttention, EqualsOneRank) {
 }
 
 TEST(ExchangedAttention, InGroupsEqualsOneRank) {
-  for (const Case& c : {Case{4, 9, 2, 8, 2, 4}, Case{4, 6, 1, 4, 1, 8, 13},
-                        Case{4, 5, 2, 6, 2, 8, 0, 0.3}}) {
+  for (const Case& c : {Case{4, 9, 2, 8, 2, 4}, Case{4, 6, 1, 4, 1, 8, 13}, Case{4, 5, 2, 6, 2, 8, 0, 0.3}}) {
     expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 2}, c);
   }
   expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 3}, {6, 4, 1, 6, 3, 8});
@@ -238,7 +238,8 @@ TEST(ExchangedAttention, InGroupsEqualsOneRank) {
 TEST(RingAttention, RanksShareTheWorkEvenly) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     const nn::SequenceCut cut(nn::SequenceOrder::kZigzag, 2 * ranks * 16, ranks);
-    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(cut.number(rank, 0) + cut.number(rank, 1) + 2, 2 * ranks + 1);
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_EQ(cut.number(rank, 0) + cut.number(rank, 1) + 2, 2 * ranks + 1);
   }
 }
 
@@ -253,7 +254,8 @@ TEST(RingAttention, ARankThatHoldsLessTakesLess) {
       const Shape shape{2 * c.chunk, 1, 64};
       const Tensor q = random(lane, DType::kF32, shape, 1), k = random(lane, DType::kF32, shape, 2),
                    v = random(lane, DType::kF32, shape, 3);
-      const nn::RingAttention ring(shape_of(c), world, nn::SequenceCut(nn::SequenceOrder::kZigzag, c.length(), ranks));
+      const nn::RingAttention ring(shape_of(c), world,
+                                   nn::SequenceCut(nn::SequenceOrder::kZigzag, c.length(), ranks));
       Microbatch mb;
       const std::size_t before = lane.arena.in_use();
       const Tensor out = ring.forward(lane, q, k, v, mb);

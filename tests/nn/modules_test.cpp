@@ -264,8 +264,8 @@ TEST_F(ModuleTest, SelfAttention) {
 
 TEST_F(ModuleTest, Embedding) {
   const nn::Embedding embedding(border_, param("words", {11, 6}), 0,
-                                std::make_unique<nn::PositionsByPlace>(border_, param("positions", {5, 6})), 0.2,
-                                nn::dropout_site(-1, "embedding"));
+                                std::make_unique<nn::PositionsByPlace>(border_, param("positions", {5, 6})),
+                                0.2, nn::dropout_site(-1, "embedding"));
   const Tensor unused = random_tensor(lane(), {1}, kF64, 1);
   const Tensor zero = lane().alloc(kF64, {1}, "test");
   zero.data<double>()[0] = 0;

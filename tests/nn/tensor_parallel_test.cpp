@@ -158,9 +158,12 @@ Results embedding(ShardedRank& r) {
   r.set_batch(testing::random_batch(r.lane(), kB, sequence(r), kVocabulary, 3));
   const Param& words = r.param("words", {{"words", kVocabulary}}, kH, 0);
   // Positions within a cut sequence are the embedding's to offset: without them here.
-  const Param* positions =
-      r.form().sequence_parallel ? nullptr : &r.param("positions", {{"positions", 40}}, kH, -1);
-  const nn::Embedding embed(r.border(), words, words.parts()[0].begin, positions, 0,
+  std::unique_ptr<nn::LearnedPositions> positions = std::make_unique<nn::NoLearnedPositions>();
+  if (!r.form().sequence_parallel) {
+    positions =
+        std::make_unique<nn::PositionsByPlace>(r.border(), r.param("positions", {{"positions", 40}}, kH, -1));
+  }
+  const nn::Embedding embed(r.border(), words, words.parts()[0].begin, std::move(positions), 0,
                             nn::dropout_site(-1, "embedding"));
   return run(
       r, {1}, Cut::kWhole, hidden(r), r.outside(),

@@ -80,7 +80,7 @@ std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
   };
   for (const auto& param : engine.params().all()) {
     if (param->owner() != nullptr) continue;
-    look(&groups.dp(), param->weight(), param->name());
+    look(&groups.dp_cp(), param->weight(), param->name());
     for (const LogicalTensor& part : param->parts()) {
       const Tensor piece = param->part_of(param->weight(), part);
       if (part.cut < 0) look(&groups.tp(), piece, part.name);

@@ -102,8 +102,8 @@ class ResumeTest : public ::testing::Test {
       load_checkpoint(rank.lane(), reader, engine.buffer(), *engine.optimizer(),
                       {.part_of_model = engine.part_of_model()});
       engine.publish();
-      save_checkpoint(rank.lane(), {groups.world(), groups.dp(), groups.tp(), groups.pp()}, engine.buffer(),
-                      *engine.optimizer(),
+      save_checkpoint(rank.lane(), {groups.world(), groups.dp_cp(), groups.tp(), groups.pp()},
+                      engine.buffer(), *engine.optimizer(),
                       {.iteration = reader.info().iteration, .model = reader.info().model}, to);
     });
   }

@@ -48,7 +48,8 @@ struct QueryTile {
       visible[i] = options.causal ? std::clamp<Index>(past, 0, z.keys) : z.keys;
       Index from = options.window > 0 ? past - options.window : 0;
       if (options.first_keys.defined()) {
-        const Index first_key = options.first_keys.data<std::int32_t>()[sample * options.first_keys.ld() + query[i]];
+        const Index first_key =
+            options.first_keys.data<std::int32_t>()[sample * options.first_keys.ld() + query[i]];
         from = std::max<Index>(from, first_key - options.first_key);
       }
       hidden[i] = std::clamp<Index>(from, 0, visible[i]);

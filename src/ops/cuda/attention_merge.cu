@@ -39,8 +39,9 @@ void merge_attention(Lane& lane, const AttentionResult& into, const AttentionRes
   if (into.lse.elems() == 0) return;
   visit_floating(part.out.dtype(), [&]<class T>(T) {
     merge_kernel<T><<<blocks_for(into.lse.elems() * 32, 256), 256, 0, stream(lane)>>>(
-        data<Acc<T>>(into.out), into.out.ld(), data<Acc<T>>(into.lse), into.lse.ld(), data<T>(part.out), part.out.ld(),
-        data<Acc<T>>(part.lse), batch, heads, queries, static_cast<int>(into.out.columns() / heads));
+        data<Acc<T>>(into.out), into.out.ld(), data<Acc<T>>(into.lse), into.lse.ld(), data<T>(part.out),
+        part.out.ld(), data<Acc<T>>(part.lse), batch, heads, queries,
+        static_cast<int>(into.out.columns() / heads));
   });
   launched("run merge_attention");
 }

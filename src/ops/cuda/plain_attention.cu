@@ -105,8 +105,8 @@ struct Problem {
   // What a probability is multiplied with.
   __device__ A factor(Index sample, int head, Index query, Index key) const {
     key += first_key;
-    const auto low = static_cast<std::uint64_t>(key / 4) |
-                     static_cast<std::uint64_t>(first_key + offset + query) << 32;
+    const auto low =
+        static_cast<std::uint64_t>(key / 4) | static_cast<std::uint64_t>(first_key + offset + query) << 32;
     const auto high = static_cast<std::uint64_t>(samples[sample]) << 20 |
                       static_cast<std::uint64_t>(dropout.first_head + head);
     const Philox words = philox(dropout.key, low, high);

@@ -9,8 +9,8 @@ namespace weft::nn {
 ExchangedAttention::ExchangedAttention(int head_dim, Communicator& group, const SequenceCut& cut,
                                        std::unique_ptr<CoreAttention> inner)
     : head_dim_(head_dim), group_(group), cut_(cut), inner_(std::move(inner)) {
-  WEFT_CHECK(cut.ranks == group.size(), "an exchange between {} ranks and a sequence cut for {}", group.size(),
-             cut.ranks);
+  WEFT_CHECK(cut.ranks == group.size(), "an exchange between {} ranks and a sequence cut for {}",
+             group.size(), cut.ranks);
 }
 
 ExchangedAttention::Columns ExchangedAttention::columns_of(std::int64_t width, int r) const {
@@ -59,7 +59,8 @@ Tensor ExchangedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k,
   WEFT_CHECK(q.dim(0) == rows, "attention over {} rows, expected {}", q.dim(0), rows);
   const std::int64_t q_width = columns_of(q.columns(), 0).count, kv_width = columns_of(k.columns(), 0).count;
   const Tensor whole = [&] {
-    const Tensor blocks = lane.alloc(q.dtype(), {cut_.length(), batch, q_width + 2 * kv_width}, "exchanged heads");
+    const Tensor blocks =
+        lane.alloc(q.dtype(), {cut_.length(), batch, q_width + 2 * kv_width}, "exchanged heads");
     for (int r = 0; r < group_.size(); ++r) {
       const Tensor to = blocks.slice(r * rows, rows);
       std::int64_t at = 0;
@@ -71,8 +72,9 @@ Tensor ExchangedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k,
     }
     return to_heads(lane, blocks);
   }();
-  const Tensor heads = inner_->forward(lane, whole.slice_columns(0, q_width), whole.slice_columns(q_width, kv_width),
-                                       whole.slice_columns(q_width + kv_width, kv_width), mb);
+  const Tensor heads =
+      inner_->forward(lane, whole.slice_columns(0, q_width), whole.slice_columns(q_width, kv_width),
+                      whole.slice_columns(q_width + kv_width, kv_width), mb);
   mb.saved.push(Saved{q_width, kv_width});
   const Tensor blocks = to_positions(lane, heads);
   Tensor out = lane.alloc(q.dtype(), q.shape(), "attention result");

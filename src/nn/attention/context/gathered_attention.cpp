@@ -9,7 +9,8 @@ namespace weft::nn {
 GatheredAttention::GatheredAttention(const CoreAttentionShape& shape, Communicator& cp,
                                      const SequenceCut& cut)
     : shape_(shape), cp_(cp), cut_(cut) {
-  WEFT_CHECK(cut.ranks == cp.size(), "attention over {} ranks and a sequence cut for {}", cp.size(), cut.ranks);
+  WEFT_CHECK(cut.ranks == cp.size(), "attention over {} ranks and a sequence cut for {}", cp.size(),
+             cut.ranks);
 }
 
 GatheredAttention::Whole GatheredAttention::gather(Lane& lane, const Tensor& k, const Tensor& v) const {
@@ -41,9 +42,8 @@ Tensor GatheredAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, 
   const Whole all = gather(lane, k, v);
   for (int i = 0; i < cut_.chunks(); ++i) {
     const Stretch queries = stretch_of(cut_, cp_.rank(), i), keys = keys_of(queries);
-    const ops::AttentionResult result =
-        ops::attention(lane, queries.of(q), keys.of(all.k), keys.of(all.v),
-                       attention_between(shape_, mb, queries, keys).value());
+    const ops::AttentionResult result = ops::attention(lane, queries.of(q), keys.of(all.k), keys.of(all.v),
+                                                       attention_between(shape_, mb, queries, keys).value());
     ops::copy(lane, result.out, queries.of(saved.out));
     saved.lse.push_back(result.lse);
   }

@@ -13,7 +13,8 @@ using Moving = Async<std::vector<Tensor>>;
 // [b, heads, s] of some queries, contiguous.
 Tensor statistics_of(Lane& lane, const Tensor& lse, const Stretch& queries) {
   if (queries.rows == lse.dim(2)) return lse;
-  const Tensor part = lane.alloc(lse.dtype(), {lse.dim(0), lse.dim(1), queries.rows}, "attention log-sum-exp");
+  const Tensor part =
+      lane.alloc(lse.dtype(), {lse.dim(0), lse.dim(1), queries.rows}, "attention log-sum-exp");
   ops::copy(lane, lse.slice_columns(queries.row, queries.rows), part);
   return part;
 }
