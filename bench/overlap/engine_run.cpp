@@ -82,7 +82,7 @@ EngineTimes run_engine(const EngineRun& run) {
         Engine engine(lane, groups, options);
         engine.initialize();
         const MicrobatchSource source = [&](std::int64_t index, Batch& out) {
-          fill(options, index * groups.dp().size() + groups.dp().rank(), out);
+          fill(options, index * groups.dp_cp().size() + groups.dp_cp().rank(), out);
         };
 
         // No barrier between steps: what one leaves to the next is part of the time. All ranks meet in each.

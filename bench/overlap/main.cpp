@@ -1,7 +1,7 @@
 // How much of the communication overlap hides, by wall clock: thread ranks on a pretended link of 100 us and
 // 1 GB/s (LinkModel, queued), compute about 1.5 times as long as the communication it is to hide.
 //
-//   overlap_bench [--quick] [--rounds N] [--threads N] [mechanism] [data] [pipeline] [tensor]
+//   overlap_bench [--quick] [--rounds N] [--threads N] [mechanism] [data] [pipeline] [tensor] [context]
 //
 // No part named: all of them. --threads: of each rank. Needs a core for every thread of every rank (at most 4
 // ranks), and one or two more: the copies of the pretended link are made by threads of its own.
@@ -55,12 +55,12 @@ void run(const std::vector<std::string>& arguments) {
     } else if (argument == "--threads") {
       settings.threads = value();
     } else if (argument == "mechanism" || argument == "data" || argument == "pipeline" ||
-               argument == "tensor") {
+               argument == "tensor" || argument == "context") {
       parts.insert(argument);
     } else {
       throw ConfigError({fmt::format(
           "'{}' is neither an option (--quick, --rounds N, --threads N) nor a part (mechanism, data, "
-          "pipeline, tensor)",
+          "pipeline, tensor, context)",
           argument)});
     }
   }
@@ -71,6 +71,7 @@ void run(const std::vector<std::string>& arguments) {
   if (wanted("data")) measure_data_parallel(settings);
   if (wanted("pipeline")) measure_pipeline(settings);
   if (wanted("tensor")) measure_tensor_parallel(settings);
+  if (wanted("context")) measure_context_parallel(settings);
   fmt::print(
       "T_none: without the time of the communication in question. hidden = 1 - (T_on - T_none) / (T_off - "
       "T_none).\n"

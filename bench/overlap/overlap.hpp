@@ -47,5 +47,6 @@ void measure_mechanism(const Settings& settings);
 void measure_data_parallel(const Settings& settings);
 void measure_pipeline(const Settings& settings);
 void measure_tensor_parallel(const Settings& settings);
+void measure_context_parallel(const Settings& settings);
 
 }  // namespace weft::overlap

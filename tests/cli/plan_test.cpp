@@ -115,7 +115,7 @@ TEST(PlanCommand, RefusesWhatTrainingRefuses) {
       {"--pipeline-model-parallel-size", "3"},
       {"--pipeline-model-parallel-size", "2", "--pipeline-schedule", "interleaved"},
       {"--ranks", "5", "--tensor-model-parallel-size", "2"},
-      {"--context-parallel-size", "2"},
+      {"--context-parallel-size", "2", "--cp-comm-type", "ring"},
       {"--group-query-attention"},
       {"--lr-decay-style", "WSD"},
       {"--recompute-granularity", "full"},

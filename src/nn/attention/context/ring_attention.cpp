@@ -26,7 +26,7 @@ RingAttention::RingAttention(const CoreAttentionShape& shape, Communicator& cp, 
   WEFT_CHECK(cut.ranks == cp.size(), "a ring of {} ranks and a sequence cut for {}", cp.size(), cut.ranks);
 }
 
-std::vector<RingAttention::Block> RingAttention::blocks(const Microbatch& mb, int source) const {
+std::vector<RingAttention::Block> RingAttention::blocks(const Microbatch& mb, int source, Part part) const {
   std::vector<Block> list;
   const auto add = [&](const Stretch& queries, const Stretch& keys) {
     if (const auto options = attention_between(shape_, mb, queries, keys)) {
@@ -35,7 +35,7 @@ std::vector<RingAttention::Block> RingAttention::blocks(const Microbatch& mb, in
   };
   const int me = cp_.rank();
   const bool by_order = shape_.window == 0 && shape_.dropout == 0 && !mb.batch.first_keys.defined();
-  if (by_order && cut_.chunks() == 2) {
+  if (part == Part::kAll && by_order && cut_.chunks() == 2) {
     // Only who comes before whom matters, and a rank's two chunks are in order: as few blocks as possible.
     const Stretch mine{cut_.start(me, 0), 0, cut_.rows()}, theirs{cut_.start(source, 0), 0, cut_.rows()};
     if (source == me) {
@@ -48,7 +48,11 @@ std::vector<RingAttention::Block> RingAttention::blocks(const Microbatch& mb, in
     return list;
   }
   for (int a = 0; a < cut_.chunks(); ++a) {
-    for (int b = 0; b < cut_.chunks(); ++b) add(stretch_of(cut_, me, a), stretch_of(cut_, source, b));
+    for (int b = 0; b < cut_.chunks(); ++b) {
+      if (part == Part::kAll || (a == b) == (part == Part::kWithinChunks)) {
+        add(stretch_of(cut_, me, a), stretch_of(cut_, source, b));
+      }
+    }
   }
   return list;
 }
@@ -85,50 +89,66 @@ Tensor RingAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, cons
   return out;
 }
 
+// Sums in the accumulator type: of this rank's queries, and of the keys and values of one rank.
+struct RingAttention::Gradients {
+  Tensor queries, keys_values;
+};
+
+// Adds what `blocks` of this rank's queries and of `keys` (with their values) give.
+void RingAttention::add(Lane& lane, const Saved& saved, const Tensor& dout, const Tensor& keys,
+                        const std::vector<Block>& blocks, const Gradients& sums) const {
+  const std::int64_t rows = cut_.rows();
+  for (const auto& [query_rows, key_rows, options] : blocks) {
+    const Tensor q = query_rows.of(saved.q), k = key_rows.of(keys.slice(0, rows)),
+                 v = key_rows.of(keys.slice(rows, rows));
+    const Tensor dq = lane.alloc(q.dtype(), q.shape(), "attention gradient"),
+                 dk = lane.alloc(k.dtype(), k.shape(), "attention gradient"),
+                 dv = lane.alloc(k.dtype(), k.shape(), "attention gradient");
+    const ops::AttentionResult result{query_rows.of(saved.out), statistics_of(lane, saved.lse, query_rows)};
+    ops::attention_backward(lane, query_rows.of(dout), q, k, v, result, options, dq, dk, dv);
+    ops::add_in_place(lane, query_rows.of(sums.queries), dq);
+    ops::add_in_place(lane, key_rows.of(sums.keys_values.slice(0, rows)), dk);
+    ops::add_in_place(lane, key_rows.of(sums.keys_values.slice(rows, rows)), dv);
+  }
+}
+
 void RingAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                              const Tensor& dv, Microbatch& mb) const {
   const Saved saved = mb.saved.pop<Saved>();
   const std::int64_t rows = cut_.rows();
   const DType type = saved.q.dtype(), wide = accumulator_of(type);
-  const auto gradient = [&](DType dtype, const Tensor& like) {
-    return lane.alloc(dtype, like.shape(), "attention gradient");
+  const Tensor own_keys = packed_keys_values(lane, saved.k, saved.v);
+  const auto zeros = [&](const Tensor& like) {
+    const Tensor sum = lane.alloc(wide, like.shape(), "attention gradient");
+    ops::fill(lane, sum, 0);
+    return sum;
   };
-  const Tensor queries = gradient(wide, saved.q);
-  ops::fill(lane, queries, 0);
-  Tensor here = packed_keys_values(lane, saved.k, saved.v), sum;
-  Moving gradients;
+  const Gradients own{zeros(saved.q), zeros(own_keys)};
+  const bool halves = cp_.size() > 1 && cut_.chunks() == 2;
+  Tensor here = own_keys;
+  Moving gradients;  // of the keys that are here, from the rank that had them before
   for (int step = 0; step < cp_.size(); ++step) {
     Moving moving;
     if (step + 1 < cp_.size()) {
       const Tensor next = lane.alloc(type, here.shape(), "keys and values");
       moving = cp_.send_receive(lane, {{neighbour(1), here}}, {{neighbour(-1), next}});
     }
-    const Tensor keys = here.slice(0, rows), values = here.slice(rows, rows);
-    // What this rank adds to the gradients of the block that is here.
-    const Tensor mine = gradient(wide, here);
-    ops::fill(lane, mine, 0);
-    for (const auto& [query_rows, key_rows, options] : blocks(mb, neighbour(-step))) {
-      const Tensor q = query_rows.of(saved.q), key = key_rows.of(keys), value = key_rows.of(values);
-      const Tensor dq_part = gradient(type, q), dk_part = gradient(type, key), dv_part = gradient(type, key);
-      const ops::AttentionResult result{query_rows.of(saved.out), statistics_of(lane, saved.lse, query_rows)};
-      ops::attention_backward(lane, query_rows.of(dout), q, key, value, result, options, dq_part, dk_part,
-                              dv_part);
-      ops::add_in_place(lane, query_rows.of(queries), dq_part);
-      ops::add_in_place(lane, key_rows.of(mine.slice(0, rows)), dk_part);
-      ops::add_in_place(lane, key_rows.of(mine.slice(rows, rows)), dv_part);
-    }
-    if (step > 0) ops::add_in_place(lane, mine, gradients.wait(lane).front());
-    sum = mine;
-    if (cp_.size() > 1) {
-      const Tensor next = gradient(wide, here);
-      gradients = cp_.send_receive(lane, {{neighbour(1), sum}}, {{neighbour(-1), next}});
+    if (step == 0) {
+      add(lane, saved, dout, here, blocks(mb, cp_.rank(), halves ? Part::kAcrossChunks : Part::kAll), own);
+    } else {
+      const Gradients sums{own.queries, zeros(here)};
+      add(lane, saved, dout, here, blocks(mb, neighbour(-step)), sums);
+      if (step > 1) ops::add_in_place(lane, sums.keys_values, gradients.wait(lane).front());
+      const Tensor next = lane.alloc(wide, here.shape(), "attention gradient");
+      gradients = cp_.send_receive(lane, {{neighbour(1), sums.keys_values}}, {{neighbour(-1), next}});
     }
     if (step + 1 < cp_.size()) here = moving.wait(lane).front();
   }
-  if (cp_.size() > 1) sum = gradients.wait(lane).front();  // this rank's own, back again
-  ops::copy(lane, queries, dq);
-  ops::copy(lane, sum.slice(0, rows), dk);
-  ops::copy(lane, sum.slice(rows, rows), dv);
+  if (halves) add(lane, saved, dout, own_keys, blocks(mb, cp_.rank(), Part::kWithinChunks), own);
+  if (cp_.size() > 1) ops::add_in_place(lane, own.keys_values, gradients.wait(lane).front());
+  ops::copy(lane, own.queries, dq);
+  ops::copy(lane, own.keys_values.slice(0, rows), dk);
+  ops::copy(lane, own.keys_values.slice(rows, rows), dv);
 }
 
 }  // namespace weft::nn

@@ -18,6 +18,8 @@ class RingAttention final : public CoreAttention {
   Tensor forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
                  Microbatch& mb) const override;
   // dk and dv go round too, one step behind their keys, and each rank adds its part in the accumulator type.
+  // What a rank's queries do to its own keys stays at home: half of it runs while the first keys arrive, half
+  // while the last gradients do.
   void backward(Lane& lane, const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                 Microbatch& mb) const override;
 
@@ -30,8 +32,13 @@ class RingAttention final : public CoreAttention {
     Stretch queries, keys;
     ops::AttentionOptions options;
   };
-  // What this rank's queries see of the keys that came from rank `source`.
-  std::vector<Block> blocks(const Microbatch& mb, int source) const;
+  enum class Part { kAll, kAcrossChunks, kWithinChunks };
+  // What this rank's queries see of the keys that came from rank `source`. Part: by whether queries and keys
+  // are the same chunk.
+  std::vector<Block> blocks(const Microbatch& mb, int source, Part part = Part::kAll) const;
+  struct Gradients;
+  void add(Lane& lane, const Saved& saved, const Tensor& dout, const Tensor& keys, const std::vector<Block>& blocks,
+           const Gradients& sums) const;
   int neighbour(int distance) const { return (cp_.rank() + distance + cp_.size()) % cp_.size(); }
 
   CoreAttentionShape shape_;
