@@ -150,6 +150,9 @@ class Problems {
     if (!d.text_file.empty() && d.tokenizer_model.empty()) {
       add("--text-file {} needs a --tokenizer-model (weft tokenizer train makes one)", d.text_file);
     }
+    if (const std::string flags = document_flags(d); !flags.empty() && d.data_path.empty() && sources == 1) {
+      add("{}: {} has no documents: weft data build makes a --data-path of them, with --append-eod", flags, given);
+    }
     if (d.data_path.size() > 1 && d.data_path.size() % 2 != 0) {
       add("--data-path with {} words is neither one prefix nor pairs of weight and prefix",
           d.data_path.size());
@@ -421,6 +424,16 @@ class Problems {
 };
 
 }  // namespace
+
+std::string document_flags(const DataConfig& d) {
+  std::string flags;
+  for (const auto& [on, name] : {std::pair(d.reset_position_ids, "--reset-position-ids"),
+                                 std::pair(d.reset_attention_mask, "--reset-attention-mask"),
+                                 std::pair(d.eod_mask_loss, "--eod-mask-loss")}) {
+    if (on) flags += (flags.empty() ? "" : ", ") + std::string(name);
+  }
+  return flags;
+}
 
 std::int64_t model_parallel_size(const ParallelConfig& p) {
   return p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size;

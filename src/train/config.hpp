@@ -213,6 +213,9 @@ std::int64_t virtual_stages(const TrainConfig& config);
 StageSplit stage_split(const TrainConfig& config);
 PipelineShape pipeline_shape(const TrainConfig& config);
 
+// The flags that are on of those that go by where documents end; empty: none.
+std::string document_flags(const DataConfig& data);
+
 // Every contradiction between options, in a fixed order, each naming all options and numbers concerned;
 // empty: fine. Looks at values only: no file, device or other rank.
 std::vector<std::string> problems_of(const TrainConfig& config);

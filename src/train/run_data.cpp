@@ -181,6 +181,18 @@ RunData open_text(TrainConfig& config) {
   return run;
 }
 
+// The options that go by where documents end have a token that says so.
+void check_documents(const DataConfig& data, const std::optional<std::int32_t>& end_of_document) {
+  const std::string flags = document_flags(data);
+  if (flags.empty() || end_of_document) return;
+  if (data.tokenizer_model.empty()) {
+    config_fail("{}: which token ends a document, only a --tokenizer-model says: give the one of --data-path {}",
+                flags, data.data_path.front());
+  }
+  config_fail("{}: --tokenizer-model {} has no token that ends documents (as <|endoftext|>)", flags,
+              data.tokenizer_model);
+}
+
 RunData open_indexed(TrainConfig& config) {
   RunData run;
   GptDatasetOptions options = dataset_options(config);
@@ -191,6 +203,7 @@ RunData open_indexed(TrainConfig& config) {
     options.end_of_document = tokenizer.end_of_document();
     run.tokenizer_json = tokenizer.to_json();
   }
+  check_documents(config.data, options.end_of_document);
   const BlendWords words = parse_blend(config.data.data_path);
   std::vector<std::shared_ptr<const TokenSource>> sources;
   for (const std::string& prefix : words.prefixes)

@@ -3,16 +3,14 @@
 #
 #   tests/gpu/layouts.sh WEFT [LAYOUT-NUMBER...]
 #
-# With as many GPUs as a layout has ranks they are threads of one process. With fewer GPUs they share them: as threads too where
-# NCCL_MULTI_RANK_GPU_ENABLE=1 is set (NCCL from 2.30 on knows it), else as processes under mpirun (as root and with any NCCL:
-# each is told that it has a host of its own): right, but slow.
+# How ranks are started: launch.sh.
 set -uo pipefail
 weft=$(realpath "$1")
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$(dirname "$0")/../.."
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+. tests/gpu/launch.sh
 [[ $gpus -gt 0 ]] || { echo "layouts: no GPU here"; exit 77; }
 
 "$weft" tokenizer train --input README.md --vocab-size 300 --out "$work/tokenizer.json" 2>/dev/null || exit 1
@@ -39,22 +37,20 @@ layouts=(
   "4|--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce"
   "8|--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --pipeline-schedule interleaved --num-virtual-stages-per-pipeline-rank 2 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
   "8|--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --use-distributed-optimizer"
+  "2|--context-parallel-size 2"
+  "2|--context-parallel-size 2 --cp-comm-type all_gather"
+  "2|--context-parallel-size 2 --cp-comm-type a2a"
+  "4|--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"
+  "4|--context-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel"
+  "4|--context-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer"
+  "3|--context-parallel-size 3 --cp-comm-type all_gather p2p p2p all_gather"
 )
 
 run() {  # metrics-file ranks options...
   local metrics=$1 ranks=$2
   shift 2
   rm -f "$metrics"
-  if [[ $ranks -le $gpus || ${NCCL_MULTI_RANK_GPU_ENABLE:-0} == 1 ]]; then
-    # For ranks that share a GPU: streams with one hardware queue would wait behind a collective, and a kernel that is loaded
-    # when it is first used waits for those under way, which may wait for its rank.
-    [[ $ranks -le $gpus ]] || export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
-    timeout -k 5 60 "$weft" "${common[@]}" --ranks "$ranks" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
-  else
-    timeout -k 5 100 mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" -x NCCL_MULTI_RANK_GPU_ENABLE=1 \
-      -x NCCL_SOCKET_IFNAME=lo bash -c 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK; exec "$@"' rank \
-      "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
-  fi
+  launch_ranks "$ranks" 100 "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 
 # The largest relative difference of losses and of norms from a reference's.
