@@ -1,5 +1,5 @@
-// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes on.
-// T_none: messages take no time. The link's rate is set so that attention takes 1.5 times as long as the
+// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes
+// on. T_none: messages take no time. The link's rate is set so that attention takes 1.5 times as long as the
 // messages. Every message has a block of attention to hide under, forward and backward: the bound is 1 where
 // no block is shorter than its message.
 #include <fmt/format.h>

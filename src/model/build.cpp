@@ -295,6 +295,7 @@ class Builder {
     const auto exchanged = [&](Communicator& group, const auto& inner) {
       nn::CoreAttentionShape own = shape;
       own.first_head += group.rank() * (heads / group.size());
+      own.first_sink += group.rank() * (heads / group.size());
       return std::make_unique<nn::ExchangedAttention>(
           shape.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()),
           inner(own));
@@ -316,14 +317,20 @@ class Builder {
     return std::make_unique<nn::RingAttention>(shape, cp, cut);
   }
 
-  std::unique_ptr<nn::CoreAttention> core_attention(const SelfAttentionSpec& spec, std::int64_t layer) {
-    const nn::CoreAttentionShape shape{.head_dim = static_cast<int>(spec.head_dim),
-                                       .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
-                                       .dropout = spec.core_attention.dropout,
-                                       .window = spec.core_attention.window,
-                                       .deterministic = spec.core_attention.deterministic,
-                                       .site = nn::dropout_site(layer, "core_attention"),
-                                       .first_head = tp_rank_ * spec.heads / tp_};
+  std::unique_ptr<nn::CoreAttention> core_attention(const SelfAttentionSpec& spec, const std::string& prefix,
+                                                    std::int64_t layer) {
+    const std::string sinks = prefix + "core_attention.softmax_offset";
+    const nn::CoreAttentionShape shape{
+        .head_dim = static_cast<int>(spec.head_dim),
+        .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
+        .dropout = spec.core_attention.dropout,
+        .window = spec.core_attention.window,
+        .soft_cap = spec.core_attention.soft_cap,
+        .deterministic = spec.core_attention.deterministic,
+        .site = nn::dropout_site(layer, "core_attention"),
+        .first_head = tp_rank_ * spec.heads / tp_,
+        .sinks = spec.core_attention.sinks ? add(sinks, {cut(sinks, {spec.heads}, 0, {})}, traits(false))
+                                           : nullptr};
     if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
       return std::make_unique<nn::CachedAttention>(shape, static_cast<std::size_t>(layer));
     }
@@ -357,7 +364,7 @@ class Builder {
                       {{"linear_q", q}, {"linear_k", kv, spec.groups}, {"linear_v", kv, spec.groups}}, norm);
     return std::make_unique<nn::SelfAttention>(
         nn::HeadCounts{spec.heads / tp_, std::max<std::int64_t>(spec.groups / tp_, 1), spec.head_dim},
-        std::move(qkv), rotation(spec), core_attention(spec, layer),
+        std::move(qkv), rotation(spec), core_attention(spec, prefix, layer),
         row_linear(spec.proj, prefix + "linear_proj", q));
   }
 

@@ -68,9 +68,10 @@ std::string describe(const LayerSpec& layer) {
   const auto& mlp = std::get<MlpSpec>(layer.mlp);
   std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
   text += fmt::format(
-      "    self_attention  {} heads of {}, {} key/value groups{}{}{}{}\n", a.heads, a.head_dim, a.groups,
+      "    self_attention  {} heads of {}, {} key/value groups{}{}{}{}{}{}\n", a.heads, a.head_dim, a.groups,
       a.core_attention.window > 0 ? fmt::format(", window {}", a.core_attention.window) : "",
-      a.qkv.bias ? ", qkv bias" : "",
+      a.core_attention.soft_cap > 0 ? fmt::format(", soft cap {:g}", a.core_attention.soft_cap) : "",
+      a.core_attention.sinks ? ", sinks" : "", a.qkv.bias ? ", qkv bias" : "",
       a.core_attention.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
       a.core_attention.dropout > 0 ? fmt::format(", dropout {:g}", a.core_attention.dropout) : "");
   if (a.rotary) {

@@ -46,6 +46,8 @@ struct CoreAttentionSpec {
   ContextMethod context = ContextMethod::kP2p;  // where sequences are cut over ranks
   double dropout = 0;
   std::int64_t window = 0;     // keys that a query sees, its own included; 0: all
+  double soft_cap = 0;         // see ops::AttentionOptions
+  bool sinks = false;          // a learned one for each query head (see ops::AttentionOptions)
   bool deterministic = false;  // the same bits every time, on GPUs for more time and memory
   bool operator==(const CoreAttentionSpec&) const = default;
 };

@@ -151,7 +151,8 @@ class Problems {
       add("--text-file {} needs a --tokenizer-model (weft tokenizer train makes one)", d.text_file);
     }
     if (const std::string flags = document_flags(d); !flags.empty() && d.data_path.empty() && sources == 1) {
-      add("{}: {} has no documents: weft data build makes a --data-path of them, with --append-eod", flags, given);
+      add("{}: {} has no documents: weft data build makes a --data-path of them, with --append-eod", flags,
+          given);
     }
     if (d.data_path.size() > 1 && d.data_path.size() % 2 != 0) {
       add("--data-path with {} words is neither one prefix nor pairs of weight and prefix",

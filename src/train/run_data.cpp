@@ -186,8 +186,9 @@ void check_documents(const DataConfig& data, const std::optional<std::int32_t>& 
   const std::string flags = document_flags(data);
   if (flags.empty() || end_of_document) return;
   if (data.tokenizer_model.empty()) {
-    config_fail("{}: which token ends a document, only a --tokenizer-model says: give the one of --data-path {}",
-                flags, data.data_path.front());
+    config_fail(
+        "{}: which token ends a document, only a --tokenizer-model says: give the one of --data-path {}",
+        flags, data.data_path.front());
   }
   config_fail("{}: --tokenizer-model {} has no token that ends documents (as <|endoftext|>)", flags,
               data.tokenizer_model);

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "comm/local/launcher.hpp"
+#include "io/safetensors.hpp"
 #include "ops/elementwise.hpp"
 #include "support/rank.hpp"
 
@@ -116,15 +117,17 @@ enum class Method { kRing, kGathered, kExchanged, kGroups };
 class Parallel {
  public:
   // `groups`: of kGroups, ranks that exchange heads.
-  Parallel(Method method, const Case& c, Communicator& world, const nn::SequenceCut& cut, int groups = 1) {
-    nn::CoreAttentionShape shape = shape_of(c);
+  Parallel(Method method, const Case& c, Communicator& world, const nn::SequenceCut& cut, int groups = 1)
+      : Parallel(method, c, world, cut, groups, shape_of(c)) {}
+  Parallel(Method method, const Case& c, Communicator& world, const nn::SequenceCut& cut, int groups,
+           nn::CoreAttentionShape shape) {
     const auto exchanged = [&](Communicator& group, std::unique_ptr<nn::CoreAttention> inner) {
       return std::make_unique<nn::ExchangedAttention>(
           c.head_dim, group, nn::SequenceCut(cut.order, cut.rows() * group.size(), group.size()),
           std::move(inner));
     };
     const auto heads_of = [&](Communicator& group) {
-      shape.first_head = group.rank() * c.heads / group.size();
+      shape.first_head = shape.first_sink = group.rank() * c.heads / group.size();
       return shape;
     };
     switch (method) {
@@ -232,6 +235,112 @@ TEST(ExchangedAttention, InGroupsEqualsOneRank) {
   }
   expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 3}, {6, 4, 1, 6, 3, 8});
   expect_equal_in_every_type({Method::kGroups, nn::SequenceOrder::kZigzag, 2}, {6, 4, 1, 4, 2, 8});
+}
+
+// --- golden operations, cut: 11 positions, filled up to what each cut needs
+
+struct GoldenCase {
+  std::string name;
+  std::int64_t window = 0;
+  double soft_cap = 0;
+};
+
+// [b, s, columns] of the file as [s, b, columns], filled up with zeros to `length` positions.
+Tensor golden_rows(Lane& lane, const SafetensorsFile& file, const std::string& name, std::int64_t columns,
+                   std::int64_t length) {
+  const Tensor in = file.get(name);
+  const Tensor x = lane.alloc(DType::kF64, {length, 2, columns}, "test");
+  ops::fill(lane, x, 0);
+  const std::vector<double> values = testing::to_doubles(in);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t i = 0; i < 11; ++i) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        x.data<double>()[(i * 2 + b) * columns + c] =
+            values[static_cast<std::size_t>((b * 11 + i) * columns + c)];
+      }
+    }
+  }
+  return x;
+}
+
+void expect_golden(const GoldenCase& golden, Method method, nn::SequenceOrder order, int ranks) {
+  const SafetensorsFile file(std::string(WEFT_SOURCE_DIR) + "/tests/golden/ops/" + golden.name +
+                             "/tensors.safetensors");
+  const std::int64_t unit = nn::SequenceCut::multiple(order, ranks, 1),
+                     length = (11 + unit - 1) / unit * unit;
+  const Case c{ranks, 0, 2, 4, 2, 8};
+  std::vector<double> dsinks(4, 0);
+  std::mutex mutex;
+  run_local_ranks({.ranks = ranks}, [&](Communicator& world) {
+    TestRank rank(std::size_t{1} << 25);
+    Lane& lane = rank.lane();
+    const nn::SequenceCut cut(order, length, ranks);
+    const auto mine = [&](const char* name, std::int64_t columns) {
+      return own(lane, golden_rows(lane, file, name, columns, length), cut, world.rank());
+    };
+    Microbatch mb;
+    if (file.contains("doc_id")) {
+      const std::vector<double> id = testing::to_doubles(file.get("doc_id"));
+      mb.batch.first_keys = lane.alloc(DType::kI32, {2, length}, "test");
+      for (std::int64_t i = 0; i < 2 * length; ++i) {
+        const std::int64_t b = i / length, at = std::min<std::int64_t>(i % length, 10);
+        std::int64_t begin = at;
+        while (begin > 0 &&
+               id[static_cast<std::size_t>(b * 11 + begin - 1)] == id[static_cast<std::size_t>(b * 11 + at)])
+          --begin;
+        mb.batch.first_keys.data<std::int32_t>()[i] = static_cast<std::int32_t>(begin);
+      }
+    }
+    Param sinks("sinks", {4}, {{"sinks", {4}, -1, 0, 4, 0, {}}}, {});
+    nn::CoreAttentionShape shape{
+        .head_dim = 8, .scale = 0.35355339059327373, .window = golden.window, .soft_cap = golden.soft_cap};
+    if (file.contains("sinks")) {
+      const Tensor weight = lane.alloc(DType::kF64, {4}, "test"),
+                   gradient = lane.alloc(DType::kF64, {4}, "test");
+      std::vector<double> values = testing::to_doubles(file.get("sinks"));
+      ops::from_host(lane, values, weight);
+      ops::fill(lane, gradient, NAN);
+      sinks.bind(weight, gradient, nullptr);
+      sinks.begin_step(1);
+      shape.sinks = &sinks;
+    }
+    const Parallel parallel(method, c, world, cut, 1, shape);
+    const Tensor out = parallel.attention().forward(lane, mine("q", 32), mine("k", 16), mine("v", 16), mb);
+    for (std::int64_t row = 0; row < cut.rows(); ++row) {  // what fills the sequence up sees keys too
+      if (cut.positions(world.rank()).of(row) >= 11) ops::fill(lane, out.slice(row, 1), 0);
+    }
+    EXPECT_LE(furthest(lane, out, mine("o", 32)), 1.1e-5) << golden.name << " on " << ranks;
+    const Tensor dq = lane.alloc(DType::kF64, out.shape(), "test");
+    const Tensor dk = lane.alloc(DType::kF64, {cut.rows(), 2, 16}, "test"),
+                 dv = lane.alloc(DType::kF64, {cut.rows(), 2, 16}, "test");
+    parallel.attention().backward(lane, mine("do", 32), dq, dk, dv, mb);
+    EXPECT_LE(furthest(lane, dq, mine("dq", 32)), 1.1e-5) << golden.name << " on " << ranks;
+    EXPECT_LE(furthest(lane, dk, mine("dk", 16)), 1.1e-5) << golden.name << " on " << ranks;
+    EXPECT_LE(furthest(lane, dv, mine("dv", 16)), 1.1e-5) << golden.name << " on " << ranks;
+    if (shape.sinks == nullptr) return;
+    const std::lock_guard lock(mutex);
+    const std::vector<double> part = ops::to_host<double>(lane, sinks.main_grad());
+    for (std::size_t h = 0; h < 4; ++h) dsinks[h] += part[h];
+  });
+  if (!file.contains("dsinks")) return;
+  const std::vector<double> expected = testing::to_doubles(file.get("dsinks"));
+  for (std::size_t h = 0; h < 4; ++h)
+    EXPECT_NEAR(dsinks[h], expected[h], 2e-5) << golden.name << " on " << ranks;
+}
+
+TEST(ContextAttention, GoldenOperationsCut) {
+  for (const GoldenCase& golden :
+       {GoldenCase{"attention_causal_gqa"}, GoldenCase{"attention_sliding_window", 4},
+        GoldenCase{"attention_softcap", 0, 5}, GoldenCase{"attention_sinks"},
+        GoldenCase{"attention_packed_docs"}}) {
+    for (const nn::SequenceOrder order : {nn::SequenceOrder::kZigzag, kContiguous}) {
+      for (const int ranks : {1, 2, 3, 4}) {
+        expect_golden(golden, Method::kRing, order, ranks);
+        expect_golden(golden, Method::kGathered, order, ranks);
+        if (ranks != 3) expect_golden(golden, Method::kExchanged, order, ranks);
+      }
+    }
+  }
 }
 
 // Under the causal mask every rank has the same number of pairs of chunks to compute, and half of all.

@@ -4,11 +4,20 @@
 
 namespace weft::nn {
 
-ops::AttentionOptions attention_options(const CoreAttentionShape& shape, const Microbatch& mb) {
+ops::AttentionOptions attention_options(Lane& lane, const CoreAttentionShape& shape, const Microbatch& mb,
+                                        std::int64_t heads) {
+  Tensor sinks;
+  if (shape.sinks != nullptr) {
+    const Tensor& all = shape.sinks->weight();
+    sinks = lane.alloc(accumulator_of(all.dtype()), {heads}, "attention sinks");
+    ops::copy(lane, all.slice(shape.first_sink, heads), sinks);
+  }
   return {.head_dim = shape.head_dim,
           .scale = shape.scale,
           .window = shape.window,
           .first_keys = mb.batch.first_keys,
+          .soft_cap = shape.soft_cap,
+          .sinks = std::move(sinks),
           .dropout = shape.dropout,
           .dropout_key = mb.dropout_key.with(shape.site),
           .sample_ids = mb.batch.sample_ids,
@@ -16,9 +25,24 @@ ops::AttentionOptions attention_options(const CoreAttentionShape& shape, const M
           .deterministic = shape.deterministic};
 }
 
+Tensor sink_gradient(Lane& lane, const ops::AttentionOptions& options) {
+  if (!options.sinks.defined()) return {};
+  return lane.alloc(options.sinks.dtype(), options.sinks.shape(), "gradient of sinks");
+}
+
+void contribute_sinks(Lane& lane, const CoreAttentionShape& shape, const std::vector<Tensor>& gradients) {
+  if (shape.sinks == nullptr) return;
+  shape.sinks->contribute([&](const Tensor& gradient, float beta) {
+    beta == 0 ? ops::fill(lane, gradient, 0) : ops::scale_in_place(lane, gradient, beta);
+    for (const Tensor& g : gradients) {
+      if (g.defined()) ops::add_in_place(lane, gradient.slice(shape.first_sink, g.elems()), g);
+    }
+  });
+}
+
 Tensor CausalAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
                                 Microbatch& mb) const {
-  ops::AttentionResult result = ops::attention(lane, q, k, v, attention_options(shape_, mb));
+  ops::AttentionResult result = ops::attention(lane, q, k, v, options(lane, q, mb));
   Tensor out = result.out;
   mb.saved.push(Saved{q, k, v, std::move(result)});
   return out;
@@ -27,7 +51,10 @@ Tensor CausalAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, co
 void CausalAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                                const Tensor& dv, Microbatch& mb) const {
   const auto [q, k, v, result] = mb.saved.pop<Saved>();
-  ops::attention_backward(lane, dout, q, k, v, result, attention_options(shape_, mb), dq, dk, dv);
+  const ops::AttentionOptions o = options(lane, q, mb);
+  const Tensor dsinks = sink_gradient(lane, o);
+  ops::attention_backward(lane, dout, q, k, v, result, o, dq, dk, dv, dsinks);
+  contribute_sinks(lane, shape_, {dsinks});
 }
 
 Tensor CachedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -39,7 +66,7 @@ Tensor CachedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, co
   const Tensor& values = mb.cache->values[layer_];
   ops::copy(lane, k, keys.slice(seen, k.dim(0)));
   ops::copy(lane, v, values.slice(seen, v.dim(0)));
-  ops::AttentionOptions o = attention_options(shape_, mb);
+  ops::AttentionOptions o = attention_options(lane, shape_, mb, q.columns() / shape_.head_dim);
   o.query_offset = seen;
   o.recurs = false;  // every position has another number of keys
   return ops::attention(lane, q, keys.slice(0, seen + k.dim(0)), values.slice(0, seen + v.dim(0)), o).out;

@@ -4,12 +4,13 @@
 
 namespace weft::nn {
 
-std::optional<ops::AttentionOptions> attention_between(const CoreAttentionShape& shape, const Microbatch& mb,
+std::optional<ops::AttentionOptions> attention_between(Lane& lane, const CoreAttentionShape& shape,
+                                                       const Microbatch& mb, std::int64_t heads,
                                                        const Stretch& queries, const Stretch& keys) {
   const std::int64_t distance = queries.position - keys.position;
   if (distance + queries.rows <= 0) return std::nullopt;
   if (shape.window > 0 && distance - (keys.rows - 1) >= shape.window) return std::nullopt;
-  ops::AttentionOptions options = attention_options(shape, mb);
+  ops::AttentionOptions options = attention_options(lane, shape, mb, heads);
   options.causal = shape.window > 0 || distance < keys.rows - 1;
   options.query_offset = distance;
   options.first_key = keys.position;

@@ -18,8 +18,9 @@ inline Stretch stretch_of(const SequenceCut& cut, int rank, int chunk) {
 }
 
 // For attention of `queries` to `keys`, of which each query sees those at its own and earlier positions; no
-// value: none.
-std::optional<ops::AttentionOptions> attention_between(const CoreAttentionShape& shape, const Microbatch& mb,
+// value: none. `heads`: of queries.
+std::optional<ops::AttentionOptions> attention_between(Lane& lane, const CoreAttentionShape& shape,
+                                                       const Microbatch& mb, std::int64_t heads,
                                                        const Stretch& queries, const Stretch& keys);
 
 // Keys and values of a rank (or their gradients) in one message: [2 · rows, b, groups · d], keys first.

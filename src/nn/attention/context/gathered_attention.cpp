@@ -40,10 +40,12 @@ Tensor GatheredAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, 
   WEFT_CHECK(q.dim(0) == cut_.rows(), "attention over {} rows, expected {}", q.dim(0), cut_.rows());
   Saved saved{q, k, v, lane.alloc(q.dtype(), q.shape(), "attention result"), {}};
   const Whole all = gather(lane, k, v);
+  const std::int64_t heads = q.columns() / shape_.head_dim;
   for (int i = 0; i < cut_.chunks(); ++i) {
     const Stretch queries = stretch_of(cut_, cp_.rank(), i), keys = keys_of(queries);
-    const ops::AttentionResult result = ops::attention(lane, queries.of(q), keys.of(all.k), keys.of(all.v),
-                                                       attention_between(shape_, mb, queries, keys).value());
+    const ops::AttentionResult result =
+        ops::attention(lane, queries.of(q), keys.of(all.k), keys.of(all.v),
+                       attention_between(lane, shape_, mb, heads, queries, keys).value());
     ops::copy(lane, result.out, queries.of(saved.out));
     saved.lse.push_back(result.lse);
   }
@@ -61,17 +63,20 @@ void GatheredAttention::backward(Lane& lane, const Tensor& dout, const Tensor& d
   const Tensor sums =
       lane.alloc(wide, {2 * cut_.length(), saved.k.dim(1), saved.k.columns()}, "attention gradient");
   ops::fill(lane, sums, 0);
+  std::vector<Tensor> dsinks;
   {
     const Whole all = gather(lane, saved.k, saved.v);
+    const std::int64_t heads = saved.q.columns() / shape_.head_dim;
     for (int i = 0; i < cut_.chunks(); ++i) {
       const Stretch queries = stretch_of(cut_, cp_.rank(), i), keys = keys_of(queries);
       const Tensor k = keys.of(all.k), v = keys.of(all.v);
       const Tensor dk_part = lane.alloc(type, k.shape(), "attention gradient"),
                    dv_part = lane.alloc(type, v.shape(), "attention gradient");
+      const ops::AttentionOptions options = attention_between(lane, shape_, mb, heads, queries, keys).value();
+      dsinks.push_back(sink_gradient(lane, options));
       ops::attention_backward(lane, queries.of(dout), queries.of(saved.q), k, v,
-                              {queries.of(saved.out), saved.lse[static_cast<std::size_t>(i)]},
-                              attention_between(shape_, mb, queries, keys).value(), queries.of(dq), dk_part,
-                              dv_part);
+                              {queries.of(saved.out), saved.lse[static_cast<std::size_t>(i)]}, options,
+                              queries.of(dq), dk_part, dv_part, dsinks.back());
       for (std::int64_t at = keys.row; at < keys.row + keys.rows;) {
         const std::int64_t number = at / cut_.chunk, in_chunk = at % cut_.chunk;
         const std::int64_t count = std::min(cut_.chunk - in_chunk, keys.row + keys.rows - at);
@@ -83,6 +88,7 @@ void GatheredAttention::backward(Lane& lane, const Tensor& dout, const Tensor& d
       }
     }
   }
+  contribute_sinks(lane, shape_, dsinks);
   const Tensor mine = cp_.reduce_scatter(lane, sums).wait(lane);
   ops::copy(lane, mine.slice(0, rows), dk);
   ops::copy(lane, mine.slice(rows, rows), dv);

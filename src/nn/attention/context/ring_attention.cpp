@@ -26,14 +26,16 @@ RingAttention::RingAttention(const CoreAttentionShape& shape, Communicator& cp, 
   WEFT_CHECK(cut.ranks == cp.size(), "a ring of {} ranks and a sequence cut for {}", cp.size(), cut.ranks);
 }
 
-std::vector<RingAttention::Block> RingAttention::blocks(const Microbatch& mb, int source, Part part) const {
+std::vector<RingAttention::Block> RingAttention::blocks(Lane& lane, const Microbatch& mb, std::int64_t heads,
+                                                        int source, Part part) const {
   std::vector<Block> list;
-  const auto add = [&](const Stretch& queries, const Stretch& keys) {
-    if (const auto options = attention_between(shape_, mb, queries, keys)) {
-      list.push_back({queries, keys, *options});
-    }
-  };
   const int me = cp_.rank();
+  const auto add = [&](const Stretch& queries, const Stretch& keys) {
+    auto options = attention_between(lane, shape_, mb, heads, queries, keys);
+    if (!options) return;
+    if (source != me || queries.position != keys.position) options->sinks = Tensor();
+    list.push_back({queries, keys, std::move(*options)});
+  };
   const bool by_order = shape_.window == 0 && shape_.dropout == 0 && !mb.batch.first_keys.defined();
   if (part == Part::kAll && by_order && cut_.chunks() == 2) {
     // Only who comes before whom matters, and a rank's two chunks are in order: as few blocks as possible.
@@ -74,7 +76,7 @@ Tensor RingAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, cons
       moving = cp_.send_receive(lane, {{neighbour(1), here}}, {{neighbour(-1), next}});
     }
     const Tensor keys = here.slice(0, rows), values = here.slice(rows, rows);
-    for (const Block& block : blocks(mb, neighbour(-step))) {
+    for (const Block& block : blocks(lane, mb, heads, neighbour(-step))) {
       const ops::AttentionResult into{block.queries.of(sum.out),
                                       sum.lse.slice_columns(block.queries.row, block.queries.rows)};
       ops::merge_attention(lane, into,
@@ -92,11 +94,12 @@ Tensor RingAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, cons
 // Sums in the accumulator type: of this rank's queries, and of the keys and values of one rank.
 struct RingAttention::Gradients {
   Tensor queries, keys_values;
+  std::vector<Tensor> sinks;  // by block
 };
 
 // Adds what `blocks` of this rank's queries and of `keys` (with their values) give.
 void RingAttention::add(Lane& lane, const Saved& saved, const Tensor& dout, const Tensor& keys,
-                        const std::vector<Block>& blocks, const Gradients& sums) const {
+                        const std::vector<Block>& blocks, Gradients& sums) const {
   const std::int64_t rows = cut_.rows();
   for (const auto& [query_rows, key_rows, options] : blocks) {
     const Tensor q = query_rows.of(saved.q), k = key_rows.of(keys.slice(0, rows)),
@@ -105,7 +108,9 @@ void RingAttention::add(Lane& lane, const Saved& saved, const Tensor& dout, cons
                  dk = lane.alloc(k.dtype(), k.shape(), "attention gradient"),
                  dv = lane.alloc(k.dtype(), k.shape(), "attention gradient");
     const ops::AttentionResult result{query_rows.of(saved.out), statistics_of(lane, saved.lse, query_rows)};
-    ops::attention_backward(lane, query_rows.of(dout), q, k, v, result, options, dq, dk, dv);
+    const Tensor dsinks = sink_gradient(lane, options);
+    ops::attention_backward(lane, query_rows.of(dout), q, k, v, result, options, dq, dk, dv, dsinks);
+    if (dsinks.defined()) sums.sinks.push_back(dsinks);
     ops::add_in_place(lane, query_rows.of(sums.queries), dq);
     ops::add_in_place(lane, key_rows.of(sums.keys_values.slice(0, rows)), dk);
     ops::add_in_place(lane, key_rows.of(sums.keys_values.slice(rows, rows)), dv);
@@ -115,7 +120,7 @@ void RingAttention::add(Lane& lane, const Saved& saved, const Tensor& dout, cons
 void RingAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                              const Tensor& dv, Microbatch& mb) const {
   const Saved saved = mb.saved.pop<Saved>();
-  const std::int64_t rows = cut_.rows();
+  const std::int64_t rows = cut_.rows(), heads = saved.q.columns() / shape_.head_dim;
   const DType type = saved.q.dtype(), wide = accumulator_of(type);
   const Tensor own_keys = packed_keys_values(lane, saved.k, saved.v);
   const auto zeros = [&](const Tensor& like) {
@@ -123,7 +128,7 @@ void RingAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, c
     ops::fill(lane, sum, 0);
     return sum;
   };
-  const Gradients own{zeros(saved.q), zeros(own_keys)};
+  Gradients own{zeros(saved.q), zeros(own_keys), {}};
   const bool halves = cp_.size() > 1 && cut_.chunks() == 2;
   Tensor here = own_keys;
   Moving gradients;  // of the keys that are here, from the rank that had them before
@@ -134,18 +139,20 @@ void RingAttention::backward(Lane& lane, const Tensor& dout, const Tensor& dq, c
       moving = cp_.send_receive(lane, {{neighbour(1), here}}, {{neighbour(-1), next}});
     }
     if (step == 0) {
-      add(lane, saved, dout, here, blocks(mb, cp_.rank(), halves ? Part::kAcrossChunks : Part::kAll), own);
+      add(lane, saved, dout, here,
+          blocks(lane, mb, heads, cp_.rank(), halves ? Part::kAcrossChunks : Part::kAll), own);
     } else {
-      const Gradients sums{own.queries, zeros(here)};
-      add(lane, saved, dout, here, blocks(mb, neighbour(-step)), sums);
+      Gradients sums{own.queries, zeros(here), {}};
+      add(lane, saved, dout, here, blocks(lane, mb, heads, neighbour(-step)), sums);
       if (step > 1) ops::add_in_place(lane, sums.keys_values, gradients.wait(lane).front());
       const Tensor next = lane.alloc(wide, here.shape(), "attention gradient");
       gradients = cp_.send_receive(lane, {{neighbour(1), sums.keys_values}}, {{neighbour(-1), next}});
     }
     if (step + 1 < cp_.size()) here = moving.wait(lane).front();
   }
-  if (halves) add(lane, saved, dout, own_keys, blocks(mb, cp_.rank(), Part::kWithinChunks), own);
+  if (halves) add(lane, saved, dout, own_keys, blocks(lane, mb, heads, cp_.rank(), Part::kWithinChunks), own);
   if (cp_.size() > 1) ops::add_in_place(lane, own.keys_values, gradients.wait(lane).front());
+  contribute_sinks(lane, shape_, own.sinks);
   ops::copy(lane, own.queries, dq);
   ops::copy(lane, own.keys_values.slice(0, rows), dk);
   ops::copy(lane, own.keys_values.slice(rows, rows), dv);

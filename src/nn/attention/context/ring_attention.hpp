@@ -34,11 +34,12 @@ class RingAttention final : public CoreAttention {
   };
   enum class Part { kAll, kAcrossChunks, kWithinChunks };
   // What this rank's queries see of the keys that came from rank `source`. Part: by whether queries and keys
-  // are the same chunk.
-  std::vector<Block> blocks(const Microbatch& mb, int source, Part part = Part::kAll) const;
+  // are the same chunk; each query meets its sink in the block with its own key.
+  std::vector<Block> blocks(Lane& lane, const Microbatch& mb, std::int64_t heads, int source,
+                            Part part = Part::kAll) const;
   struct Gradients;
-  void add(Lane& lane, const Saved& saved, const Tensor& dout, const Tensor& keys, const std::vector<Block>& blocks,
-           const Gradients& sums) const;
+  void add(Lane& lane, const Saved& saved, const Tensor& dout, const Tensor& keys,
+           const std::vector<Block>& blocks, Gradients& sums) const;
   int neighbour(int distance) const { return (cp_.rank() + distance + cp_.size()) % cp_.size(); }
 
   CoreAttentionShape shape_;
