@@ -1,18 +1,19 @@
 #include "layout_run.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <mutex>
 
 #include "comm/local/launcher.hpp"
 #include "ops/elementwise.hpp"
+#include "train/context_parallel.hpp"
 
 namespace weft::testing {
 namespace {
 
-constexpr std::int64_t kSequence = 12;
 constexpr std::int64_t kBatch = 12;  // samples of a step and unit of accumulation: 1, 2, 3 and 4 divide it
 
 ModelConfig model_of(const LayoutCase& layout) {
@@ -22,14 +23,14 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.num_attention_heads = layout.heads;
   c.ffn_hidden_size = layout.hidden * 3 / 2;
   c.vocab_size = layout.vocabulary;  // odd: padding differs from layout to layout
-  c.max_position_embeddings = kSequence + layout.unused_positions;
+  c.max_position_embeddings = layout.sequence + layout.unused_positions;
+  c.sliding_window = layout.window;
   c.make_vocab_size_divisible_by = 4;
   if (layout.model == "gpt2") {
     c.position_embedding = PositionEmbedding::kLearnedAbsolute;
     c.normalization = Normalization::kLayerNorm;
     c.tied = true;
-    c.hidden_dropout = 0.1;
-    c.attention_dropout = 0.1;
+    c.hidden_dropout = c.attention_dropout = layout.dropout ? 0.1 : 0;
   } else {
     c.num_query_groups = layout.groups;
     c.position_embedding = PositionEmbedding::kRope;
@@ -99,7 +100,9 @@ std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
 
 LayoutCase one_rank_of(const LayoutCase& layout) {
   LayoutCase one = layout;
-  one.tp = one.pp = one.dp = one.chunks = 1;
+  one.tp = one.pp = one.dp = one.cp = one.chunks = one.head_exchange = 1;
+  one.cp_methods = {"p2p"};
+  one.order = ParallelConfig::SequenceOrder::kAuto;
   one.schedule = ParallelConfig::Schedule::k1F1B;
   one.sequence_parallel = one.distributed = false;
   one.bucket = 0;
@@ -111,6 +114,22 @@ LayoutCase one_rank_of(const LayoutCase& layout) {
   one.global_batch = batch_of(layout);
   one.accumulation = 1;
   return one;
+}
+
+std::vector<LayoutCase> with_every_cp_method(const LayoutCase& layout) {
+  if (layout.cp == 1) return {layout};
+  using enum ParallelConfig::SequenceOrder;
+  std::vector<LayoutCase> all;
+  for (const char* method : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+    for (const auto order : {kZigzag, kContiguous}) {
+      LayoutCase one = layout;
+      one.cp_methods = {method};
+      one.order = order;
+      if (method == std::string("a2a+p2p")) one.head_exchange = 2;
+      if (context_problems(config_of(one)).empty()) all.push_back(one);
+    }
+  }
+  return all;
 }
 
 const LayoutResult& reference_of(const LayoutCase& layout, int steps) {
@@ -129,6 +148,11 @@ std::string LayoutCase::name() const {
   const auto add = [&]<class... Args>(bool said, fmt::format_string<Args...> words, Args&&... args) {
     if (said) text += fmt::format(words, std::forward<Args>(args)...);
   };
+  add(cp > 1, " cp{} {}{}{}", cp, fmt::join(cp_methods, ","),
+      head_exchange > 1 ? fmt::format(" exchange{}", head_exchange) : "",
+      order == ParallelConfig::SequenceOrder::kAuto         ? ""
+      : order == ParallelConfig::SequenceOrder::kContiguous ? " contiguous"
+                                                            : " zigzag");
   add(chunks > 1, "x{}", chunks);
   add(!stages.empty(), " {}", stages);
   add(sequence_parallel, " sp");
@@ -150,57 +174,88 @@ std::string LayoutCase::name() const {
   for (const std::string& pattern : freeze) text += " -" + pattern;
   add(fused, " fused");
   add(unused_positions > 0, " unused{}", unused_positions);
+  add(sequence != 12, " s{}", sequence);
+  add(window > 0, " window{}", window);
+  add(documents, " documents");
+  add(!targets.empty(), " targets{}", fmt::join(targets, ","));
+  add(micro_batch > 1, " micro{}", micro_batch);
+  add(!per_token_loss, " mean-of-means");
+  add(!dropout, " no-dropout");
   return text;
 }
 
-namespace {
-
-ParallelConfig parallel_of(const LayoutCase& layout) {
-  ParallelConfig parallel;
+TrainConfig config_of(const LayoutCase& layout) {
+  TrainConfig config;
+  config.model = model_of(layout);
+  config.data.seq_length = layout.sequence;
+  ParallelConfig& parallel = config.parallel;
   parallel.ranks = layout.ranks();
   parallel.tensor_model_parallel_size = layout.tp;
   parallel.pipeline_model_parallel_size = layout.pp;
   parallel.pipeline_schedule = layout.schedule;
   parallel.num_virtual_stages_per_pipeline_rank = layout.chunks;
   parallel.pipeline_model_parallel_layout = layout.stages;
-  return parallel;
+  parallel.sequence_parallel = layout.sequence_parallel;
+  parallel.context_parallel_size = layout.cp;
+  parallel.cp_comm_type = layout.cp_methods;
+  parallel.cp_sequence_order = layout.order;
+  if (layout.head_exchange > 1) {
+    parallel.hierarchical_context_parallel_sizes = {std::to_string(layout.head_exchange),
+                                                    std::to_string(layout.cp / layout.head_exchange)};
+  }
+  return config;
 }
 
-}  // namespace
-
 void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out) {
-  out.sequence_length = kSequence;
+  const std::int64_t length = layout.sequence;
+  out.sequence_length = length;
   const RandomKey key = RandomKey{911}.with(static_cast<std::uint64_t>(id));
   const auto vocabulary = static_cast<std::uint32_t>(layout.vocabulary);
-  for (std::int64_t i = 0; i < kSequence; ++i) {
+  std::vector<std::int32_t> borders{0, static_cast<std::int32_t>(length)};
+  if (layout.documents) {  // the last one is of one token in every fourth sequence, the second in others
+    const std::int64_t second = 1 + id * 5 % (length - 1);
+    const std::int64_t third = id % 4 == 0 ? length - 1 : std::min(second + id % 3, length);
+    for (const std::int64_t begin : {std::max(second, third), std::min(second, third)}) {
+      borders.insert(borders.begin() + 1, static_cast<std::int32_t>(begin));
+    }
+  }
+  for (std::int64_t i = 0; i < length; ++i) {
     const Philox bits = philox(key, static_cast<std::uint64_t>(i));
     out.tokens.push_back(static_cast<std::int32_t>(bits[0] % vocabulary));
-    bool masked = layout.ragged && (id % 5 == 3 || i >= kSequence - id % 7);
-    if (layout.only_target >= 0) masked = id % batch_of(layout) * kSequence + i != layout.only_target;
+    bool masked = layout.ragged && (id % 5 == 3 || i >= length - id % 7);
+    if (layout.only_target >= 0) masked = id % batch_of(layout) * length + i != layout.only_target;
+    if (!layout.targets.empty()) {
+      masked = std::find(layout.targets.begin(), layout.targets.end(), i) == layout.targets.end();
+    }
     out.labels.push_back(masked ? -100 : static_cast<std::int32_t>(bits[1] % vocabulary));
     out.target_tokens += masked ? 0 : 1;
+    const auto next = std::upper_bound(borders.begin(), borders.end(), i);
+    out.position_ids.push_back(static_cast<std::int32_t>(i) - *(next - 1));
   }
+  out.borders.push_back(std::move(borders));
   out.sample_ids.push_back(id);
   ++out.rows;
 }
 
 Layout layout_of(const LayoutCase& layout) {
-  return weft::layout_of(parallel_of(layout), model_of(layout));
+  return weft::layout_of(config_of(layout));
 }
 
-namespace {
-
-EngineOptions options_of(const LayoutCase& layout) {
+EngineOptions engine_options(const LayoutCase& layout) {
   EngineOptions options;
   options.model = model_of(layout);
   options.dtype = layout.dtype;
-  options.micro_batch = 1;
-  options.sequence_length = kSequence;
+  options.micro_batch = layout.micro_batch;
+  options.sequence_length = layout.sequence;
+  options.per_token_loss = layout.per_token_loss;
   options.optimizer.optimizer = OptimizerConfig::Kind::kSgd;
   options.optimizer.sgd_momentum = 0;
   options.optimizer.clip_grad = 1.0;
   options.layout = layout_of(layout);
   options.sequence_parallel = layout.sequence_parallel;
+  options.sequence_order = sequence_order(config_of(layout).parallel);
+  options.context_methods = context_methods(config_of(layout).parallel);
+  options.document_positions = options.documents_apart = layout.documents;
   options.distributed_optimizer = layout.distributed;
   options.overlap_grad_reduce = options.overlap_param_gather = options.overlap_p2p = layout.overlap;
   options.bucket_elems = layout.bucket > 0 ? layout.bucket : 2000;
@@ -213,10 +268,8 @@ EngineOptions options_of(const LayoutCase& layout) {
   return options;
 }
 
-}  // namespace
-
 LayoutResult run_layout_rank(const LayoutCase& layout, Communicator& real, int steps, const RunHooks& hooks) {
-  const EngineOptions options = options_of(layout);
+  const EngineOptions options = engine_options(layout);
   TestRank rank(std::size_t{1} << 25);
   const std::unique_ptr<Communicator> wrapped = hooks.wrap ? hooks.wrap(real, options.layout) : nullptr;
   Communicator& world = wrapped ? *wrapped : real;
@@ -230,16 +283,20 @@ LayoutResult run_layout_rank(const LayoutCase& layout, Communicator& real, int s
   if (hooks.made) hooks.made(engine);
   training([&] { engine.initialize(); });
   const std::int64_t batch = batch_of(layout);
-  const std::int64_t microbatches = batch / layout.dp;
+  const std::int64_t microbatches = batch / (layout.dp * layout.micro_batch);
   LayoutResult mine{.dtype = layout.dtype};
   const auto source_of = [&](std::int64_t first) -> MicrobatchSource {
     return [&, first](std::int64_t index, Batch& out) {
       out = Batch{};
-      fill_row(first + index * layout.dp + groups.mesh().coordinate(Axis::kDp), layout, out);
+      const std::int64_t at = index * layout.dp + groups.mesh().coordinate(Axis::kDp);
+      for (std::int64_t i = 0; i < layout.micro_batch; ++i) {
+        const std::int64_t id = first + at * layout.micro_batch + i;
+        hooks.fill ? hooks.fill(id, layout, out) : fill_row(id, layout, out);
+      }
     };
   };
   if (hooks.gradients) {
-    training([&] { engine.gradients(microbatches, source_of(0)); });
+    training([&] { mine.first = engine.gradients(microbatches, source_of(0)); });
     mine.gradients = values_of(engine, true);
   }
   mine.weights.push_back(values_of(engine, false));

@@ -17,7 +17,7 @@ namespace weft::testing {
 struct LayoutCase {
   std::string model =
       "llama";  // llama: grouped queries, rotary, untied. gpt2: tied, learned positions, dropout
-  int tp = 1, pp = 1, dp = 1;
+  int tp = 1, pp = 1, dp = 1, cp = 1;
   ParallelConfig::Schedule schedule = ParallelConfig::Schedule::k1F1B;
   int chunks = 1;
   bool sequence_parallel = false;
@@ -40,8 +40,19 @@ struct LayoutCase {
   bool fused = false;  // the spec family
   std::vector<std::string> freeze;
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
+  // How sequences are cut over the cp ranks, as the options say it: a method for all layers or one for each.
+  std::vector<std::string> cp_methods{"p2p"};
+  int head_exchange = 1;  // of a2a+p2p
+  ParallelConfig::SequenceOrder order = ParallelConfig::SequenceOrder::kAuto;
+  std::int64_t sequence = 12;
+  std::int64_t window = 0;
+  bool documents = false;             // two or three in a sequence: own positions, kept apart
+  std::vector<std::int64_t> targets;  // positions of each sequence that have a label; empty: all
+  std::int64_t micro_batch = 1;
+  bool per_token_loss = true;
+  bool dropout = true;  // of gpt2
 
-  int ranks() const { return tp * pp * dp; }
+  int ranks() const { return tp * pp * dp * cp; }
   std::string name() const;
 };
 
@@ -54,6 +65,7 @@ struct LayoutResult {
   DType dtype = DType::kF32;
   std::vector<double> losses, norms;
   Gradients gradients;             // of the first batch, over its target tokens
+  Engine::LossSum first;           // of that batch
   std::vector<Gradients> weights;  // at the start, and after each step
   // What several ranks hold alike (over dp; whole tensors and shared key/value heads over tp; a tied weight
   // over stages) and does not have the same bits after some step; empty: nothing.
@@ -68,16 +80,23 @@ struct RunHooks {
   std::function<void(Communicator& wrapped, bool training)> phase;
   std::function<void(Engine&)> made;               // before anything is done with it
   std::function<void(Engine&, int step)> stepped;  // after a step, its weights whole
+  // Adds sample `id` in place of fill_row.
+  std::function<void(std::int64_t id, const LayoutCase& layout, Batch& out)> fill;
   std::chrono::seconds timeout{60};                // of a collective
   bool gradients = true;                           // asked for on their own before the first step
 };
 
 // The one-rank run that a case is held against, and its steps, made once.
 LayoutCase one_rank_of(const LayoutCase& layout);
+// A layout with every method and order of context parallelism that its heads allow.
+std::vector<LayoutCase> with_every_cp_method(const LayoutCase& layout);
 const LayoutResult& reference_of(const LayoutCase& layout, int steps = 3);
 
+// Layout, model and length as a user would write them.
+TrainConfig config_of(const LayoutCase& layout);
 Layout layout_of(const LayoutCase& layout);
-// Adds sample `id` of a data set that every layout sees alike, of 12 tokens.
+EngineOptions engine_options(const LayoutCase& layout);
+// Adds sample `id` of a data set that every layout sees alike.
 void fill_row(std::int64_t id, const LayoutCase& layout, Batch& out);
 // `steps` SGD steps (no momentum) from the seed's weights. Runs on thread ranks.
 LayoutResult run_layout(const LayoutCase& layout, int steps = 3, const RunHooks& hooks = {});

@@ -10,8 +10,25 @@ namespace {
 using Schedule = ParallelConfig::Schedule;
 
 constexpr std::array<int, 6> kGroups{0, 12, 6, 3, 2, 1};  // of llama; 0: gpt2
-constexpr std::int64_t kLayers = 4;
+constexpr std::int64_t kHeads = 12, kLayers = 4;
 constexpr int kBatch = 12;
+
+// Levels of kContext; without context parallelism the first.
+struct Context {
+  std::vector<std::string> methods;
+  ParallelConfig::SequenceOrder order;
+};
+const std::vector<Context>& contexts() {
+  using enum ParallelConfig::SequenceOrder;
+  static const std::vector<Context> all{{{"p2p"}, kZigzag},
+                                        {{"p2p"}, kContiguous},
+                                        {{"all_gather"}, kZigzag},
+                                        {{"all_gather"}, kContiguous},
+                                        {{"a2a"}, kContiguous},
+                                        {{"a2a+p2p"}, kZigzag},
+                                        {{"a2a", "p2p", "all_gather", "a2a"}, kZigzag}};
+  return all;
+}
 
 constexpr std::size_t index(Factor factor) {
   return static_cast<std::size_t>(factor);
@@ -35,12 +52,37 @@ int chunks_of(Schedule schedule) {
 
 bool legal_schedule(const TableRow& row) {
   const Schedule schedule = schedule_of(row);
-  const int batch = kBatch * (level(row, Factor::kAccumulation) == 1 ? 3 : 1);
+  const int batch = kBatch * (level(row, Factor::kAccumulation) == 1 ? 2 : 1);
   return problems_of(PipelineShape{.schedule = schedule,
                                    .ranks = size(row, Factor::kPp),
                                    .chunks = chunks_of(schedule),
                                    .microbatches = batch / size(row, Factor::kDp)})
       .empty();
+}
+
+int head_exchange_of(const TableRow& row) {
+  const bool groups =
+      contexts()[static_cast<std::size_t>(level(row, Factor::kContext))].methods.front() == "a2a+p2p";
+  return groups ? 2 : 1;
+}
+
+// As far as it is known.
+bool legal_context(const TableRow& row) {
+  const int cp = size(row, Factor::kCp), context = level(row, Factor::kContext);
+  if (cp == 1) return context == 0;
+  const std::vector<std::string>& methods = contexts()[static_cast<std::size_t>(context)].methods;
+  const int groups_of_ranks = head_exchange_of(row);
+  if (cp % groups_of_ranks != 0) return false;
+  // Ranks that share the heads.
+  const int sharers = groups_of_ranks > 1 ? groups_of_ranks : methods.front() == "a2a" ? cp : 1;
+  if (sharers == 1 || level(row, Factor::kTp) < 0) return true;
+  const int tp = size(row, Factor::kTp);
+  if (static_cast<int>(kHeads) / tp % sharers != 0) return false;
+  if (level(row, Factor::kModel) < 0) return true;
+  const int model = level(row, Factor::kModel);
+  const int all = model == 0 ? static_cast<int>(kHeads) : kGroups[static_cast<std::size_t>(model)];
+  const int groups = std::max(all / tp, 1);
+  return groups % sharers == 0 || sharers % groups == 0;
 }
 
 // Whether the row can still become a legal layout.
@@ -57,7 +99,7 @@ bool completable(TableRow& row, std::size_t from = 0) {
   return found;
 }
 
-// What must occur in a row: levels of two factors, or of the three axes.
+// What must occur in a row: levels of two factors, or of the four axes.
 using Wanted = std::vector<std::pair<std::size_t, int>>;
 
 std::vector<Wanted> all_wanted() {
@@ -71,7 +113,12 @@ std::vector<Wanted> all_wanted() {
   for (int tp = 0; tp < 4; ++tp) {
     for (int pp = 0; pp < 4; ++pp) {
       for (int dp = 0; dp < 4; ++dp) {
-        keep({{index(Factor::kTp), tp}, {index(Factor::kPp), pp}, {index(Factor::kDp), dp}});
+        for (int cp = 0; cp < 4; ++cp) {
+          keep({{index(Factor::kTp), tp},
+                {index(Factor::kPp), pp},
+                {index(Factor::kDp), dp},
+                {index(Factor::kCp), cp}});
+        }
       }
     }
   }
@@ -161,7 +208,10 @@ RecomputeSpec recompute_of(int level) {
 }  // namespace
 
 bool legal(const TableRow& row) {
-  if (size(row, Factor::kTp) * size(row, Factor::kPp) * size(row, Factor::kDp) > kMostRanks) return false;
+  if (size(row, Factor::kTp) * size(row, Factor::kPp) * size(row, Factor::kDp) * size(row, Factor::kCp) >
+      kMostRanks) {
+    return false;
+  }
   if (chosen(row, {Factor::kTp}) && size(row, Factor::kTp) == 1 &&
       (level(row, Factor::kSequenceParallel) == 1 || level(row, Factor::kTensorParallelChunks) == 1)) {
     return false;
@@ -171,6 +221,7 @@ bool legal(const TableRow& row) {
     const int tp = size(row, Factor::kTp);
     if (groups % tp != 0 && tp % groups != 0) return false;
   }
+  if (chosen(row, {Factor::kCp, Factor::kContext}) && !legal_context(row)) return false;
   if (chosen(row, {Factor::kPp, Factor::kSchedule})) {
     const Schedule schedule = schedule_of(row);
     if (schedule == Schedule::kInterleaved && size(row, Factor::kPp) == 1) return false;
@@ -219,11 +270,19 @@ LayoutCase case_of(const TableRow& row) {
   c.tp = size(row, Factor::kTp);
   c.pp = size(row, Factor::kPp);
   c.dp = size(row, Factor::kDp);
+  c.cp = size(row, Factor::kCp);
+  const Context& context = contexts()[static_cast<std::size_t>(level(row, Factor::kContext))];
+  c.cp_methods = context.methods;
+  c.order = context.order;
+  c.head_exchange = head_exchange_of(row);
+  if (level(row, Factor::kWindow) == 1) c.window = 5;
+  c.documents = level(row, Factor::kDocuments) == 1;
+  c.fused = level(row, Factor::kFused) == 1;
   c.sequence_parallel = level(row, Factor::kSequenceParallel) == 1;
   c.distributed = level(row, Factor::kDistributed) == 1;
   c.schedule = schedule_of(row);
   c.chunks = chunks_of(c.schedule);
-  c.accumulation = level(row, Factor::kAccumulation) == 1 ? 3 : 1;
+  c.accumulation = level(row, Factor::kAccumulation) == 1 ? 2 : 1;
   c.ragged = level(row, Factor::kRagged) == 1;
   c.overlap = level(row, Factor::kOverlap) == 1;
   c.bucket = level(row, Factor::kBucket) == 1 ? 100'000 : 333;

@@ -1,5 +1,5 @@
 // A covering array of layouts: rows such that every pair of choices which some legal layout of at most 12
-// ranks makes occurs in a row, and every legal (tp, pp, dp) too.
+// ranks makes occurs in a row, and every legal (tp, pp, dp, cp) too.
 #pragma once
 
 #include <array>
@@ -17,6 +17,8 @@ enum class Factor {
   kTp,
   kPp,
   kDp,
+  kCp,
+  kContext,  // method and order of context parallelism
   kSequenceParallel,
   kDistributed,
   kSchedule,
@@ -27,12 +29,15 @@ enum class Factor {
   kTensorParallelChunks,
   kRecompute,
   kUneven,  // stages of unequal size, the first without a layer
+  kWindow,
+  kDocuments,
+  kFused,
   kCount,
 };
 constexpr std::size_t kFactors = static_cast<std::size_t>(Factor::kCount);
 // Number of levels of each factor.
 inline const std::array<int, kFactors> kLevels{
-    6, 2, 4, 4, 4, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2, 2, 2, 2, 5, 2};
+    6, 2, 4, 4, 4, 4, 7, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2, 2, 2, 2, 5, 2, 2, 2, 2};
 constexpr int kMostRanks = 12;
 
 // The level of each factor; −1: not yet chosen.

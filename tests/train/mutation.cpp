@@ -6,6 +6,7 @@
 #include <unwind.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <functional>
 #include <optional>
@@ -43,8 +44,10 @@ _Unwind_Reason_Code step(_Unwind_Context* context, void* to) {
 
 // "pp.activation.0-1" and its like are one group.
 std::string kind_of(const std::string& name) {
-  const std::size_t digit = name.find_first_of("0123456789");
-  return digit == std::string::npos ? name : name.substr(0, digit - 1);
+  for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    if (std::isdigit(static_cast<unsigned char>(name[dot + 1])) != 0) return name.substr(0, dot);
+  }
+  return name;
 }
 
 Tensor copy_of(Lane& lane, const Tensor& x) {
@@ -96,8 +99,10 @@ class MutatedRun {
     std::vector<int> places;
     for (int rank = 0; rank < ranks_; ++rank) {
       const Mesh mesh(sizes_, rank);
-      const int steps = mesh.coordinate(axis == Axis::kTp ? Axis::kDp : Axis::kTp) +
-                        mesh.coordinate(Axis::kPp) + (axis == Axis::kTp ? 1 : 0);
+      int steps = axis == Axis::kTp ? 1 : 0;
+      for (const Axis other : {Axis::kTp, Axis::kCp, Axis::kDp, Axis::kPp}) {
+        if (other != axis) steps += mesh.coordinate(other);
+      }
       const std::vector<int> line = mesh.group({axis});
       places.push_back(line[static_cast<std::size_t>((mesh.coordinate(axis) + steps) % mesh.size(axis))]);
     }
@@ -120,6 +125,9 @@ class MutatedRun {
     return said[static_cast<std::size_t>(places[static_cast<std::size_t>(rank)])];
   }
 
+  // The data-parallel ranks of a rank are a group of this colour.
+  int dp_color(int rank) const { return Mesh(sizes_, rank).group({Axis::kDp}).front(); }
+
   const Mutant* const mutant;
   SiteLog* const log;
   std::atomic<bool>* const happened;
@@ -137,16 +145,19 @@ struct Shared {
   bool training = false;
 };
 
+// What a group may be taken for (null: there is none).
+struct WrongGroups {
+  std::unique_ptr<Communicator> dp, tp, cp, dp_only;
+};
+
 class MutatedCommunicator final : public Communicator {
  public:
-  // `wrong_dp`, `wrong_tp`: other groups of the same size (null: there are none).
   MutatedCommunicator(std::shared_ptr<Shared> shared, Communicator* to, std::unique_ptr<Communicator> own,
-                      std::unique_ptr<Communicator> wrong_dp, std::unique_ptr<Communicator> wrong_tp)
+                      WrongGroups wrong)
       : shared_(std::move(shared)),
         own_(std::move(own)),
         to_(to != nullptr ? to : own_.get()),
-        wrong_dp_(std::move(wrong_dp)),
-        wrong_tp_(std::move(wrong_tp)),
+        wrong_(std::move(wrong)),
         kind_(kind_of(to_->name())) {}
 
   void set_training(bool training) { shared_->training = training; }
@@ -186,8 +197,14 @@ class MutatedCommunicator final : public Communicator {
                                                       const Tensor& shard) override {
     const Passed here = passes("reduce_scatter");
     if (!here) return to_->reduce_scatter_into(lane, full, shard);
-    if (Communicator* wrong = here.wrong) return wrong->reduce_scatter_into(lane, full, shard);
     const std::int64_t n = shard.dim(0);
+    if (here.is(Mutation::kDpOnly)) {
+      const Tensor sum = copy_of(lane, full);
+      here.wrong->all_reduce(lane, sum).wait(lane);
+      ops::copy(lane, sum.slice(rank() * n, n), shard);
+      return Async<Tensor>(shard, nullptr);
+    }
+    if (Communicator* wrong = here.wrong) return wrong->reduce_scatter_into(lane, full, shard);
     if (here.is(Mutation::kNeighbour)) {
       const Tensor turned = copy_of(lane, full);
       for (int r = 0; r < size(); ++r) {
@@ -201,10 +218,26 @@ class MutatedCommunicator final : public Communicator {
       rescale(later, here, shard);
     });
   }
-  Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send, const std::vector<std::int64_t>& send_rows,
-                                const Tensor& receive,
-                                const std::vector<std::int64_t>& receive_rows) override {
-    return to_->all_to_all_into(lane, send, send_rows, receive, receive_rows);
+  [[gnu::noinline]] Async<Tensor> all_to_all_into(Lane& lane, const Tensor& send,
+                                                  const std::vector<std::int64_t>& send_rows,
+                                                  const Tensor& receive,
+                                                  const std::vector<std::int64_t>& receive_rows) override {
+    const Passed here = passes("all_to_all");
+    Communicator* to = here.wrong != nullptr ? here.wrong : to_;
+    if (!here || here.wrong != nullptr) {
+      return to->all_to_all_into(lane, send, send_rows, receive, receive_rows);
+    }
+    const Tensor before = copy_of(lane, send);
+    return changed(receive, to->all_to_all_into(lane, send, send_rows, receive, receive_rows),
+                   [=, this](Lane& later) {  // parts of one size
+                     const std::int64_t n = receive.dim(0) / size();
+                     const Tensor right = copy_of(later, receive);
+                     for (int r = 0; r < size(); ++r) {
+                       const Tensor& from = here.is(Mutation::kSkip) ? before : right;
+                       const int part = here.is(Mutation::kSkip) ? r : (r + 1) % size();
+                       ops::copy(later, from.slice(part * n, n), receive.slice(r * n, n));
+                     }
+                   });
   }
   Async<Tensor> broadcast(Lane& lane, const Tensor& x, int root) override {
     return to_->broadcast(lane, x, root);
@@ -247,17 +280,26 @@ class MutatedCommunicator final : public Communicator {
     const MutatedRun& run = *shared_->run;
     if (run.log != nullptr) run.log->add(site);
     if (run.mutant == nullptr || site != run.mutant->site) return {};
-    const bool shift =
-        run.mutant->mutation == Mutation::kShiftDp || run.mutant->mutation == Mutation::kShiftTp;
+    const bool another = run.mutant->mutation >= Mutation::kShiftDp;
     Communicator* wrong = wrong_group(run.mutant->mutation);
-    if (shift && wrong == nullptr) return {};
+    if (another && wrong == nullptr) return {};
     *run.happened = true;
     return {run.mutant, wrong};
   }
 
   Communicator* wrong_group(Mutation mutation) const {
-    if (mutation == Mutation::kShiftDp) return wrong_dp_.get();
-    return mutation == Mutation::kShiftTp ? wrong_tp_.get() : nullptr;
+    switch (mutation) {
+      case Mutation::kShiftDp:
+        return wrong_.dp.get();
+      case Mutation::kShiftTp:
+        return wrong_.tp.get();
+      case Mutation::kShiftCp:
+        return wrong_.cp.get();
+      case Mutation::kDpOnly:
+        return wrong_.dp_only.get();
+      default:
+        return nullptr;
+    }
   }
 
   void rescale(Lane& lane, const Passed& here, const Tensor& x) const {
@@ -281,7 +323,7 @@ class MutatedCommunicator final : public Communicator {
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<Communicator> own_;
   Communicator* to_;
-  std::unique_ptr<Communicator> wrong_dp_, wrong_tp_;
+  WrongGroups wrong_;
   std::string kind_;
   Tensor message_before_;
   std::size_t splits_ = 0;
@@ -295,11 +337,11 @@ std::unique_ptr<Communicator> MutatedCommunicator::split(int color, int key, con
     const std::optional<Place> place = shared_->run->wrong_place(number, places, rank());
     return place ? to_->split(place->color, place->key, name + " wrong") : nullptr;
   };
-  std::unique_ptr<Communicator> wrong_dp = wrong(shared_->run->shifted(Axis::kDp)),
-                                wrong_tp = wrong(shared_->run->shifted(Axis::kTp));
+  const auto shifted = [&](Axis axis) { return wrong(shared_->run->shifted(axis)); };
+  WrongGroups groups{shifted(Axis::kDp), shifted(Axis::kTp), shifted(Axis::kCp), nullptr};
+  if (name == "dp-cp") groups.dp_only = to_->split(shared_->run->dp_color(rank()), key, name + " wrong");
   if (!right) return nullptr;
-  return std::make_unique<MutatedCommunicator>(shared_, nullptr, std::move(right), std::move(wrong_dp),
-                                               std::move(wrong_tp));
+  return std::make_unique<MutatedCommunicator>(shared_, nullptr, std::move(right), std::move(groups));
 }
 
 }  // namespace
@@ -318,6 +360,10 @@ const char* name_of(Mutation mutation) {
       return "wrong dp";
     case Mutation::kShiftTp:
       return "wrong tp";
+    case Mutation::kShiftCp:
+      return "wrong cp";
+    case Mutation::kDpOnly:
+      return "dp only";
     case Mutation::kCount:
       break;
   }
@@ -357,11 +403,13 @@ std::string equivalent(const Mutant& mutant) {
     return std::any_of(functions.begin(), functions.end(),
                        [&](const std::string& f) { return f.find(name) != std::string::npos; });
   };
-  if (in("GradientNorm::sums") && site.group == "dp" && mutant.mutation == Mutation::kShiftTp) {
+  const bool replicas = site.group == "dp" || site.group == "dp-cp";
+  if (in("GradientNorm::sums") && replicas && mutant.mutation == Mutation::kShiftTp) {
     return "the sum over the model that follows has every rank's squares once again";
   }
-  if (in("GradientNorm::sums") && site.group == "model" && mutant.mutation == Mutation::kShiftDp) {
-    return "every data-parallel rank has the same squares";
+  if (in("GradientNorm::sums") && site.group == "model" &&
+      (mutant.mutation == Mutation::kShiftDp || mutant.mutation == Mutation::kShiftCp)) {
+    return "every data- and context-parallel rank has the same squares";
   }
   if (in("RecomputedSublayer::backward") &&
       (in("RowParallelLinear::forward") || in("RowParallelLinear::product"))) {
@@ -374,13 +422,22 @@ std::vector<Mutation> mutations_of(const CallSite& site) {
   const std::string& call = site.operation;
   if (call == "send") return {};  // spoiled where it arrives
   std::vector<Mutation> all{Mutation::kSkip};
-  if (site.group != "dp" && site.group != "world") all.push_back(Mutation::kShiftDp);
-  if (site.group != "tp" && site.group != "model" && site.group != "world") all.push_back(Mutation::kShiftTp);
+  const auto one_of = [&](std::initializer_list<const char*> groups) {
+    return std::any_of(groups.begin(), groups.end(), [&](const char* group) { return site.group == group; });
+  };
+  if (!one_of({"dp", "dp-cp", "world"})) all.push_back(Mutation::kShiftDp);
+  if (!one_of({"tp", "model", "world"})) all.push_back(Mutation::kShiftTp);
+  if (!one_of({"cp", "dp-cp", "world"})) all.push_back(Mutation::kShiftCp);
+  if (site.group == "dp-cp" && (call == "all_reduce" || call == "reduce_scatter")) {
+    all.push_back(Mutation::kDpOnly);
+  }
   // A maximum does not change when it is taken twice.
   if (call == "all_reduce" || call == "reduce_scatter") {
     all.insert(all.end(), {Mutation::kTwice, Mutation::kAverage});
   }
-  if (call == "all_gather" || call == "reduce_scatter") all.push_back(Mutation::kNeighbour);
+  if (call == "all_gather" || call == "reduce_scatter" || call == "all_to_all") {
+    all.push_back(Mutation::kNeighbour);
+  }
   if (call == "receive") all.insert(all.end(), {Mutation::kTwice, Mutation::kNeighbour});
   return all;
 }
@@ -402,7 +459,7 @@ RunHooks mutated(const LayoutCase& layout, const Mutant* mutant, SiteLog* log, s
   hooks.wrap = [run](Communicator& world, const Layout&) -> std::unique_ptr<Communicator> {
     auto shared = std::make_shared<Shared>();
     shared->run = run;
-    return std::make_unique<MutatedCommunicator>(std::move(shared), &world, nullptr, nullptr, nullptr);
+    return std::make_unique<MutatedCommunicator>(std::move(shared), &world, nullptr, WrongGroups{});
   };
   hooks.phase = [](Communicator& wrapped, bool training) {
     static_cast<MutatedCommunicator&>(wrapped).set_training(training);

@@ -29,10 +29,12 @@ enum class Mutation {
   kTwice,    // the sum, summed again over the ranks; a message: doubled
   kAverage,  // divided by the size of the group
   kNeighbour,  // parts of a gather turned by one rank; the next rank's part of a scatter; the message before
-  // Another group of the same size, whose members come from different data-parallel (tensor-parallel) ranks.
-  // Of messages: the whole channel.
+  // Another group of the same size, whose members come from different data-parallel (tensor-parallel,
+  // context-parallel) ranks. Of messages: the whole channel.
   kShiftDp,
   kShiftTp,
+  kShiftCp,
+  kDpOnly,  // a sum over data- and context-parallel ranks: of the data-parallel ones alone
   kCount,
 };
 const char* name_of(Mutation mutation);

@@ -57,8 +57,10 @@ KillCount kill(const std::vector<LayoutCase>& layouts, std::size_t stride) {
     bool happened = false, stopped = false;
     std::string difference;
     for (const Row& row : rows) {
-      const bool possible = (mutants[i].mutation != Mutation::kShiftDp || row.layout.dp > 1) &&
-                            (mutants[i].mutation != Mutation::kShiftTp || row.layout.tp > 1);
+      const Mutation mutation = mutants[i].mutation;
+      const bool possible = (mutation != Mutation::kShiftDp || row.layout.dp > 1) &&
+                            (mutation != Mutation::kShiftTp || row.layout.tp > 1) &&
+                            (mutation != Mutation::kShiftCp || row.layout.cp > 1);
       if (!possible || !row.sites.contains(mutants[i].site)) continue;
       bool here = false;
       stopped = false;
@@ -127,7 +129,33 @@ std::vector<LayoutCase> kill_rows() {
            .distributed = true,
            .bucket = 100'000,
            .layers = 2,
-           .recompute = {Kind::kSelective, 0, true, false, true}}};
+           .recompute = {Kind::kSelective, 0, true, false, true}},
+          // Sequences that are cut.
+          {.model = "gpt2", .pp = 2, .dp = 2, .cp = 2, .distributed = true, .layers = 2},
+          {.model = "gpt2", .dp = 2, .cp = 2, .ragged = true, .layers = 2},
+          {.model = "llama",
+           .tp = 2,
+           .dp = 2,
+           .cp = 2,
+           .sequence_parallel = true,
+           .distributed = true,
+           .layers = 2,
+           .groups = 1,
+           .cp_methods = {"all_gather", "a2a"}},
+          {.model = "gpt2",
+           .tp = 2,
+           .cp = 4,
+           .layers = 2,
+           .recompute = {Kind::kSelective, 0, true, false, true},
+           .cp_methods = {"a2a+p2p"},
+           .head_exchange = 2},
+          {.model = "llama",
+           .pp = 2,
+           .cp = 3,
+           .distributed = true,
+           .layers = 2,
+           .cp_methods = {"a2a", "p2p"},
+           .order = ParallelConfig::SequenceOrder::kZigzag}};
 }
 
 }  // namespace weft::testing

@@ -10,6 +10,7 @@
 #include "layout_run.hpp"
 #include "pipeline/simulate.hpp"
 #include "support/rank.hpp"
+#include "train/context_parallel.hpp"
 #include "train/freeze.hpp"
 #include "train/plan_report.hpp"
 
@@ -55,13 +56,7 @@ ModelConfig model_of(const LayoutCase& layout) {
 }
 
 EngineOptions options_of(const LayoutCase& layout) {
-  ParallelConfig parallel;
-  parallel.ranks = layout.ranks();
-  parallel.tensor_model_parallel_size = layout.tp;
-  parallel.pipeline_model_parallel_size = layout.pp;
-  parallel.pipeline_schedule = layout.schedule;
-  parallel.num_virtual_stages_per_pipeline_rank = layout.chunks;
-  parallel.pipeline_model_parallel_layout = layout.stages;
+  const ParallelConfig parallel = config_of(layout).parallel;
   EngineOptions options;
   options.model = model_of(layout);
   options.dtype = layout.dtype;
@@ -69,6 +64,8 @@ EngineOptions options_of(const LayoutCase& layout) {
   options.sequence_length = kSequence;
   options.layout = layout_of(parallel, options.model);
   options.sequence_parallel = layout.sequence_parallel;
+  options.sequence_order = sequence_order(parallel);
+  options.context_methods = context_methods(parallel);
   options.tensor_parallel_chunks = layout.tensor_parallel_chunks;
   options.recompute = layout.recompute;
   options.distributed_optimizer = layout.distributed;
@@ -155,6 +152,20 @@ std::vector<PlanCase> cases() {
       {zero1, 3},
       {{.model = "gpt2", .dp = 3, .distributed = true, .overlap = false, .dtype = DType::kBF16}, 2},
       {{.model = "llama", .pp = 4, .dtype = DType::kBF16}, 9},
+      {{.model = "gpt2", .cp = 3}, 2},
+      {{.model = "llama", .cp = 4}, 2},
+      {{.model = "llama", .cp = 4, .dtype = DType::kBF16, .order = ParallelConfig::SequenceOrder::kContiguous},
+       2},
+      {{.model = "llama", .tp = 2, .cp = 2, .sequence_parallel = true, .cp_methods = {"all_gather"}}, 2},
+      {{.model = "gpt2",
+        .dp = 2,
+        .cp = 3,
+        .distributed = true,
+        .cp_methods = {"all_gather"},
+        .order = ParallelConfig::SequenceOrder::kContiguous},
+       2},
+      {{.model = "llama", .pp = 2, .cp = 2, .distributed = true, .cp_methods = {"a2a"}}, 3},
+      {{.model = "gpt2", .cp = 4, .cp_methods = {"a2a+p2p"}, .head_exchange = 2}, 2},
       {{.model = "gpt2", .pp = 2, .schedule = Schedule::kGpipe}, 17},
       {{.model = "gpt2", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2}, 10},
       {{.model = "llama", .pp = 3, .schedule = Schedule::kInterleaved, .chunks = 2, .layers = 6}, 6},
