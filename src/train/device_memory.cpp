@@ -33,7 +33,7 @@ MemoryNeed need_of(const EngineOptions& options, const MemoryPlan& plan) {
         options.recompute.kind == RecomputeSpec::Kind::kSelective) {
       need.fixes.emplace_back("--recompute-granularity full");
     }
-    if (options.layout.mesh.dp > 1 && !options.distributed_optimizer) {
+    if (options.layout.mesh.dp * options.layout.mesh.cp > 1 && !options.distributed_optimizer) {
       need.fixes.emplace_back("--use-distributed-optimizer");
     }
     if (options.dtype == DType::kF32 || options.dtype == DType::kF64) need.fixes.emplace_back("--bf16");

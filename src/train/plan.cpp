@@ -58,19 +58,41 @@ void spread(int count, const std::function<void(int)>& body) {
   }
 }
 
-// Builds the engine of one rank of each stage on meta memory and lets `body` use it; what it returns of each.
+double total(const RankTime& time) {
+  double sum = time.outside.total();
+  for (const auto& [key, of] : time.actions) sum += of.total();
+  return sum;
+}
+
+// Of the context-parallel ranks of each stage, who see more or fewer keys: the memory of the one that needs
+// most, and the time of the slowest. They send the same.
+std::vector<StepPlan> most_of_each(std::vector<StepPlan> plans, std::size_t cp) {
+  std::vector<StepPlan> most;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (i % cp == 0) {
+      most.push_back(std::move(plans[i]));
+      continue;
+    }
+    if (plans[i].memory.arena > most.back().memory.arena) most.back().memory = std::move(plans[i].memory);
+    if (total(plans[i].time) > total(most.back().time)) most.back().time = std::move(plans[i].time);
+  }
+  return most;
+}
+
+// Builds the engines of the context-parallel ranks of each stage on meta memory and lets `body` use them; by
+// stage.
 template <class Body>
 std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads,
                                   const std::optional<Rates>& rates, const Body& body) {
-  const std::vector<int> ranks = Mesh(options.layout.mesh, 0).group({Axis::kPp});
+  const std::vector<int> ranks = Mesh(options.layout.mesh, 0).group({Axis::kCp, Axis::kPp});
   std::vector<StepPlan> plans(ranks.size());
-  spread(static_cast<int>(ranks.size()), [&](int pp) {
-    const auto stage = static_cast<std::size_t>(pp);
+  spread(static_cast<int>(ranks.size()), [&](int number) {
+    const auto i = static_cast<std::size_t>(number);
     std::unique_ptr<StepClock> clock;
     if (rates) {
-      clock = std::make_unique<StepClock>(*rates, options.model.kv_channels, options.layout, ranks[stage]);
+      clock = std::make_unique<StepClock>(*rates, options.model.kv_channels, options.layout, ranks[i]);
     }
-    const Groups groups = Groups::planned(options.layout, ranks[stage], clock.get());
+    const Groups groups = Groups::planned(options.layout, ranks[i], clock.get());
     const std::unique_ptr<Arena> arena = Arena::meta(options.device);
     Workers workers(threads);
     Lane lane{*arena, workers, {}, clock.get()};
@@ -80,11 +102,11 @@ std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads,
       engine.watch([&](const Action* action) { clock->begin_action(action); });
     }
     const std::size_t resident = arena->in_use();
-    body(engine, groups, clock.get(), plans[stage]);
-    plans[stage].memory = describe(engine, *arena, resident);
+    body(engine, groups, clock.get(), plans[i]);
+    plans[i].memory = describe(engine, *arena, resident);
     engine.flush();
   });
-  return plans;
+  return most_of_each(std::move(plans), static_cast<std::size_t>(options.layout.mesh.cp));
 }
 
 std::vector<MemoryPlan> memory_of(std::vector<StepPlan> plans) {
@@ -135,6 +157,11 @@ void rehearse(Engine& engine, const Groups& groups, StepClock* clock, std::int64
   for (auto& [name, bytes] : traffic) {
     bytes += static_cast<std::uint64_t>(microbatches - count) * (bytes - fewer.at(name));
   }
+}
+
+// Ranks that hold the same weights: data- and context-parallel ones.
+std::int64_t replicas(const ParallelConfig& parallel) {
+  return std::max<std::int64_t>(data_parallel_size(parallel), 1) * parallel.context_parallel_size;
 }
 
 }  // namespace
@@ -213,15 +240,13 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
 
 std::int64_t bytes_of_frozen_parameter(const TrainConfig& config) {
   const TrainingConfig& t = config.training;
-  return std::max<std::int64_t>(data_parallel_size(config.parallel), 1) * (t.bf16 || t.fp16 ? 2
-                                                                           : t.fp64         ? 8
-                                                                                            : 4);
+  return replicas(config.parallel) * (t.bf16 || t.fp16 ? 2 : t.fp64 ? 8 : 4);
 }
 
 std::int64_t bytes_of_parameter(const TrainConfig& config) {
   const TrainingConfig& t = config.training;
   const OptimizerConfig& o = config.optimizer;
-  const std::int64_t copies = std::max<std::int64_t>(data_parallel_size(config.parallel), 1);
+  const std::int64_t copies = replicas(config.parallel);
   const bool cut = config.parallel.use_distributed_optimizer && copies > 1;
   const std::int64_t full = t.fp64 ? 8 : 4, weight = bytes_of_frozen_parameter(config) / copies;
   // A master weight where the weight is something else, or lies in another order.
@@ -251,7 +276,7 @@ void check_memory(const TrainConfig& config, std::int64_t ranks) {
       "before "
       "any activation, and {:.1f} MiB are available here. Take a smaller model or fewer --ranks",
       count, layers, model.num_layers, static_cast<double>(model.vocab_size * model.hidden_size),
-      model.vocab_size, model.hidden_size, bytes, data_parallel_size(config.parallel),
+      model.vocab_size, model.hidden_size, bytes, replicas(config.parallel),
       frozen > 0 ? fmt::format(" ({} frozen ones x {} bytes)", frozen, of_frozen) : "", needed / (1 << 20),
       available / (1 << 20));
 }

@@ -36,8 +36,8 @@ struct StepPlan {
   RankTime time;  // of one training step, where rates are given
 };
 
-// By pipeline rank (tensor- and data-parallel ranks of a stage need the same): a training step with this many
-// microbatches, and an evaluation when asked for.
+// By pipeline rank (tensor- and data-parallel ranks of a stage need the same; of context-parallel ranks it is
+// the one that needs most): a training step with this many microbatches, and an evaluation when asked for.
 std::vector<MemoryPlan> plan_training(const EngineOptions& options, std::int64_t microbatches,
                                       bool evaluation, int threads);
 // The same with what a step sends, and at these rates how long its parts take.
@@ -53,7 +53,7 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
 // The same before anything is built, by the weights, gradients and optimizer states alone: a slip in a number
 // must not take minutes to find. `ranks`: of the world, those on this machine.
 void check_memory(const TrainConfig& config, std::int64_t ranks);
-// Of those, the bytes of one parameter on all data-parallel ranks together.
+// Of those, the bytes of one parameter on all data- and context-parallel ranks together.
 std::int64_t bytes_of_parameter(const TrainConfig& config);
 // Of one that is frozen: its weight alone.
 std::int64_t bytes_of_frozen_parameter(const TrainConfig& config);

@@ -207,11 +207,12 @@ std::string to_string(const RunPlan& plan) {
   const PipelineShape& shape = plan.layout.pipeline;
   const auto largest = static_cast<std::size_t>(&plan.largest() - plan.ranks.data());
   return fmt::format(
-             "{} parameters on {} ranks: tp {}, pp {}, dp {}\n{}\n{} microbatches of each pipeline, {}{}, "
+             "{} parameters on {} ranks: tp {}{}, pp {}, dp {}\n{}\n{} microbatches of each pipeline, {}{}, "
              "bubble {:.2f} % (idle over busy time)\n\nmemory of a rank (MiB; activations: what the schedule "
              "keeps for so many "
              "chunks x microbatches in flight)\n",
-             plan.parameters, plan.layout.world(), mesh.tp, mesh.pp, mesh.dp, to_string(plan.layout.stages),
+             plan.parameters, plan.layout.world(), mesh.tp,
+             mesh.cp > 1 ? fmt::format(", cp {}", mesh.cp) : "", mesh.pp, mesh.dp, to_string(plan.layout.stages),
              shape.microbatches, name_of(shape.schedule),
              shape.chunks > 1 ? fmt::format(" with {} stages on a rank", shape.chunks) : "",
              100 * plan.bubble) +
@@ -237,6 +238,7 @@ std::string to_json(const RunPlan& plan) {
   const nlohmann::ordered_json all{{"parameters", plan.parameters},
                                    {"ranks", plan.layout.world()},
                                    {"tensor_parallel", mesh.tp},
+                                   {"context_parallel", mesh.cp},
                                    {"pipeline_parallel", mesh.pp},
                                    {"data_parallel", mesh.dp},
                                    {"schedule", name_of(shape.schedule)},

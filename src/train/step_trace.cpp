@@ -99,7 +99,8 @@ std::string StepTrace::events() const {
   const auto coordinate = [&](Axis axis) { return mesh_.coordinate(axis); };
   const TimelineRank rank{
       .rank = host_.rank(),
-      .name = fmt::format("rank {} (tp {}, pp {}, dp {})", host_.rank(), coordinate(Axis::kTp),
+      .name = fmt::format("rank {} (tp {}{}, pp {}, dp {})", host_.rank(), coordinate(Axis::kTp),
+                          mesh_.size(Axis::kCp) > 1 ? fmt::format(", cp {}", coordinate(Axis::kCp)) : "",
                           coordinate(Axis::kPp), coordinate(Axis::kDp)),
       .shift = std::chrono::duration<double, std::micro>(lane_.tools->began() - zero_).count()};
   return timeline_events(rank, lane_.tools->traced());

@@ -411,6 +411,10 @@ std::string equivalent(const Mutant& mutant) {
       (mutant.mutation == Mutation::kShiftDp || mutant.mutation == Mutation::kShiftCp)) {
     return "every data- and context-parallel rank has the same squares";
   }
+  if (in("RecomputedCoreAttention::backward") && in("ExchangedAttention::forward") &&
+      in("ExchangedAttention::to_positions")) {
+    return "the second pass through attention is for what it saves; nobody reads its result";
+  }
   if (in("RecomputedSublayer::backward") &&
       (in("RowParallelLinear::forward") || in("RowParallelLinear::product"))) {
     return "the second pass through a feed-forward network is for what it saves; nobody reads its result";
