@@ -450,5 +450,142 @@ TEST(Config, WhatThisBuildCannotRunIsNamed) {
   }
 }
 
+// Every text of train/context_parallel.cpp.
+TEST(Config, ContextParallelNamesItsOptionsAndNumbers) {
+  const auto base_cp = [](std::int64_t cp, std::int64_t tp = 1) {
+    TrainConfig c = base();
+    c.parallel.context_parallel_size = cp;
+    c.parallel.tensor_model_parallel_size = tp;
+    c.parallel.ranks = cp * tp;
+    return c;
+  };
+  const struct {
+    std::function<TrainConfig()> make;
+    std::vector<const char*> parts;  // of one problem; empty: none
+  } cases[] = {
+      {[&] { return base_cp(2); }, {}},
+      {[&] { return base_cp(3); }, {}},
+      {[&] {
+         TrainConfig c = base_cp(1);
+         c.parallel.cp_comm_type = {"ring"};
+         return c;
+       },
+       {"--cp-comm-type ring", "p2p, all_gather, a2a or a2a+p2p"}},
+      {[&] {
+         TrainConfig c = base_cp(2);
+         c.parallel.cp_comm_type = {"p2p", "a2a", "p2p"};
+         return c;
+       },
+       {"--cp-comm-type names 3 methods", "2 layers"}},
+      {[&] {
+         TrainConfig c = base_cp(3);
+         c.parallel.cp_comm_type = {"a2a"};
+         return c;
+       },
+       {"--cp-comm-type a2a", "4 heads", "--num-attention-heads 4", "tensor parallel 1",
+        "--context-parallel-size 3", "p2p and all_gather"}},
+      {[&] {
+         TrainConfig c = base_cp(4, 2);
+         c.parallel.cp_comm_type = {"p2p", "a2a"};
+         return c;
+       },
+       {"--cp-comm-type a2a", "2 heads", "--num-attention-heads 4", "tensor parallel 2",
+        "--context-parallel-size 4"}},
+      {[&] {
+         TrainConfig c = base_cp(2);
+         c.model.hidden_size = 48;
+         c.model.num_attention_heads = 6;
+         c.model.num_query_groups = 3;
+         c.parallel.cp_comm_type = {"a2a"};
+         return c;
+       },
+       {"--cp-comm-type a2a", "3 key/value heads", "--num-query-groups 3", "tensor parallel 1",
+        "--context-parallel-size 2", "neither divides"}},
+      {[&] {
+         TrainConfig c = base_cp(4);
+         c.parallel.cp_comm_type = {"a2a+p2p"};
+         return c;
+       },
+       {"a2a+p2p needs --hierarchical-context-parallel-sizes", "--context-parallel-size 4", "given: none"}},
+      {[&] {
+         TrainConfig c = base_cp(4);
+         c.parallel.cp_comm_type = {"a2a+p2p"};
+         c.parallel.hierarchical_context_parallel_sizes = {"2", "3"};
+         return c;
+       },
+       {"--hierarchical-context-parallel-sizes", "--context-parallel-size 4", "given: 2 3"}},
+      {[&] {
+         TrainConfig c = base_cp(4);
+         c.parallel.cp_comm_type = {"a2a+p2p"};
+         c.parallel.hierarchical_context_parallel_sizes = {"2", "two"};
+         return c;
+       },
+       {"--hierarchical-context-parallel-sizes", "given: 2 two"}},
+      {[&] {
+         TrainConfig c = base_cp(6);
+         c.parallel.cp_comm_type = {"a2a+p2p"};
+         c.parallel.hierarchical_context_parallel_sizes = {"3", "2"};
+         return c;
+       },
+       {"--cp-comm-type a2a+p2p", "4 heads", "--hierarchical-context-parallel-sizes 3"}},
+      {[&] {
+         TrainConfig c = base_cp(6);
+         c.parallel.cp_comm_type = {"a2a+p2p"};
+         c.parallel.hierarchical_context_parallel_sizes = {"2", "3"};
+         return c;
+       },
+       {}},
+  };
+  for (const auto& test : cases) {
+    const TrainConfig c = test.make();
+    const std::vector<std::string> problems = problems_of(c);
+    EXPECT_EQ(problems.size(), test.parts.empty() ? 0 : 1) << joined(problems);
+    for (const char* part : test.parts) {
+      EXPECT_NE(joined(problems).find(part), std::string::npos) << part << " is not in:\n" << joined(problems);
+    }
+  }
+}
+
+// A length that is not cut evenly is filled up and said so, or refused where the user wants it refused.
+TEST(Config, LengthsUnderContextParallel) {
+  const struct {
+    std::int64_t length, cp, tp;
+    const char* multiple;  // that the length is not one of; null: it is
+  } cases[] = {{12, 2, 4, "8"}, {16, 2, 4, nullptr}, {30, 4, 1, "8"}, {8, 8, 1, "16"}, {18, 3, 1, nullptr}};
+  for (const auto& [length, cp, tp, multiple] : cases) {
+    TrainConfig c = base();
+    c.data.seq_length = length;
+    c.parallel.context_parallel_size = cp;
+    c.parallel.tensor_model_parallel_size = tp;
+    c.parallel.sequence_parallel = tp > 1;
+    c.parallel.ranks = cp * tp;
+    EXPECT_EQ(joined(problems_of(c)), "") << length << " " << cp;
+    EXPECT_EQ(joined(notes_of(c)).find("filled up") != std::string::npos, multiple != nullptr)
+        << joined(notes_of(c));
+    c.training.strict_sequence_length = true;
+    const std::string problems = joined(problems_of(c));
+    if (multiple == nullptr) {
+      EXPECT_EQ(problems, "");
+      continue;
+    }
+    for (const std::string& part :
+         {"--strict-sequence-length: --seq-length " + std::to_string(length) + " is not divisible by " +
+              multiple + ",",
+          "--context-parallel-size " + std::to_string(cp),
+          "--tensor-model-parallel-size " + std::to_string(tp) +
+              (tp > 1 ? " and --sequence-parallel needs" : " needs")}) {
+      EXPECT_NE(problems.find(part), std::string::npos) << part << " is not in:\n" << problems;
+    }
+  }
+  // Where every layer exchanges heads a rank has one piece: any multiple of cp will do.
+  TrainConfig c = base();
+  c.data.seq_length = 6;
+  c.parallel.context_parallel_size = c.parallel.ranks = 2;
+  c.training.strict_sequence_length = true;
+  EXPECT_NE(joined(problems_of(c)), "");
+  c.parallel.cp_comm_type = {"a2a"};
+  EXPECT_EQ(joined(problems_of(c)), "");
+}
+
 }  // namespace
 }  // namespace weft

@@ -114,18 +114,21 @@ class ResumeTest : public ::testing::Test {
 using Schedule = ParallelConfig::Schedule;
 
 struct Cut {
-  int tp = 1, pp = 1, dp = 1;
+  int tp = 1, pp = 1, dp = 1, cp = 1;
   Schedule schedule = Schedule::k1F1B;
   int chunks = 1;
   bool distributed = false;
   std::int64_t bucket = 0;
+  std::string cp_method = "p2p";
 
   void apply(TrainConfig& c) const {
     c.model.num_layers = 4;
     c.model.num_query_groups = 2;
     c.parallel.tensor_model_parallel_size = tp;
     c.parallel.pipeline_model_parallel_size = pp;
-    c.parallel.ranks = tp * pp * dp;
+    c.parallel.context_parallel_size = cp;
+    c.parallel.cp_comm_type = {cp_method};
+    c.parallel.ranks = tp * pp * dp * cp;
     c.parallel.pipeline_schedule = schedule;
     c.parallel.num_virtual_stages_per_pipeline_rank = chunks;
     c.parallel.use_distributed_optimizer = distributed;
