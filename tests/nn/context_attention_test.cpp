@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <numeric>
 
 #include "comm/local/launcher.hpp"
+#include "core/host_tools.hpp"
 #include "io/safetensors.hpp"
 #include "ops/elementwise.hpp"
 #include "support/rank.hpp"
@@ -343,12 +346,51 @@ TEST(ContextAttention, GoldenOperationsCut) {
   }
 }
 
-// Under the causal mask every rank has the same number of pairs of chunks to compute, and half of all.
-TEST(RingAttention, RanksShareTheWorkEvenly) {
-  for (const int ranks : {1, 2, 3, 4, 8}) {
-    const nn::SequenceCut cut(nn::SequenceOrder::kZigzag, 2 * ranks * 16, ranks);
-    for (int rank = 0; rank < ranks; ++rank)
-      EXPECT_EQ(cut.number(rank, 0) + cut.number(rank, 1) + 2, 2 * ranks + 1);
+// Pairs of a query and a key that it sees, half of a block on the diagonal, which a rank's forward pass over
+// a causal ring computes: by what its operations say of themselves.
+std::vector<double> pairs_of_ranks(int ranks, nn::SequenceOrder order, std::int64_t length) {
+  std::vector<double> pairs(static_cast<std::size_t>(ranks));
+  run_local_ranks({.ranks = ranks}, [&](Communicator& world) {
+    TestRank rank(std::size_t{1} << 25);
+    Lane& lane = rank.lane();
+    const nn::SequenceCut cut(order, length, ranks);
+    const Shape shape{cut.rows(), 1, 32};
+    const Tensor q = random(lane, DType::kF32, shape, 1), k = random(lane, DType::kF32, shape, 2),
+                 v = random(lane, DType::kF32, shape, 3);
+    const nn::RingAttention ring({.head_dim = 16}, world, cut);
+    Microbatch mb;
+    HostTools tools;
+    lane.tools = &tools;
+    tools.trace(true);
+    ring.forward(lane, q, k, v, mb);
+    for (const TracedOperation& op : tools.traced()) {
+      // Two products of 2 · 32 operations for each pair.
+      pairs[static_cast<std::size_t>(world.rank())] += op.cost.flops / 128;
+    }
+    lane.tools = nullptr;
+    mb.saved.clear();
+  });
+  return pairs;
+}
+
+// In zigzag order all ranks have the same work; in contiguous order the last of n has 2n - 1 times that of
+// the first. No order computes more than the causal mask shows.
+TEST(RingAttention, WorkIsEvenInZigzagOrderAnd2nMinus1To1InContiguousOrder) {
+  for (const int ranks : {2, 3, 4, 8}) {
+    const std::int64_t length = 32 * ranks;  // chunks of 16 rows
+    for (const auto order : {nn::SequenceOrder::kZigzag, kContiguous}) {
+      const std::vector<double> pairs = pairs_of_ranks(ranks, order, length);
+      const auto [least, most] = std::minmax_element(pairs.begin(), pairs.end());
+      EXPECT_GT(*least, 0);
+      if (order == kContiguous) {
+        EXPECT_EQ(*most / *least, 2 * ranks - 1);
+        EXPECT_EQ(most - pairs.begin(), ranks - 1);
+      } else {
+        EXPECT_LT(*most / *least, 1.02);
+      }
+      const auto all = static_cast<double>(length * length);
+      EXPECT_EQ(std::accumulate(pairs.begin(), pairs.end(), 0.0), all / 2) << ranks;
+    }
   }
 }
 

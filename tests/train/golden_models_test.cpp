@@ -2,6 +2,7 @@
 // and tensor-parallel ranks. Tolerances: the float32 noise that was measured when the references were made.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -33,12 +34,19 @@ struct Layout {
   bool sequence_parallel = false, distributed = false;
   ParallelConfig::Schedule schedule = ParallelConfig::Schedule::k1F1B;
   std::string stages;  // a layout string; empty: split evenly
+  int cp = 1;
+  std::string cp_method = "p2p";
+  ParallelConfig::SequenceOrder order = ParallelConfig::SequenceOrder::kAuto;
 
   ParallelConfig parallel() const {
     ParallelConfig p;
     p.tensor_model_parallel_size = tp;
     p.pipeline_model_parallel_size = pp;
-    p.ranks = tp * dp * pp;
+    p.ranks = tp * dp * pp * cp;
+    p.context_parallel_size = cp;
+    p.cp_comm_type = {cp_method};
+    p.cp_sequence_order = order;
+    if (cp_method == "a2a+p2p") p.hierarchical_context_parallel_sizes = {"2", std::to_string(cp / 2)};
     p.sequence_parallel = sequence_parallel;
     p.use_distributed_optimizer = distributed;
     p.overlap_grad_reduce = p.overlap_param_gather = distributed;
@@ -48,7 +56,10 @@ struct Layout {
   }
 };
 std::string text_of(const Layout& l) {
-  return fmt::format("{}_tp{}_dp{}_pp{}{}{}{}{}", l.family, l.tp, l.dp, l.pp,
+  std::string context = l.cp > 1 ? fmt::format("_cp{}_{}", l.cp, l.cp_method) : "";
+  std::replace(context.begin(), context.end(), '+', '_');
+  if (l.order == ParallelConfig::SequenceOrder::kContiguous) context += "_contiguous";
+  return fmt::format("{}_tp{}_dp{}_pp{}{}{}{}{}{}", l.family, l.tp, l.dp, l.pp, context,
                      l.sequence_parallel ? "_sp" : "", l.distributed ? "_zero1" : "",
                      l.pp > 1 ? fmt::format("_schedule{}", static_cast<int>(l.schedule)) : "",
                      l.stages.empty() ? "" : "_uneven");
@@ -100,6 +111,27 @@ std::vector<Layout> layouts_of(const std::string& family, const std::vector<int>
   return all;
 }
 
+// Every cp that the heads allow with each method, and with tensor, pipeline and data parallel ranks.
+std::vector<Layout> cut_layouts(const std::string& family, int heads, int groups, int layers) {
+  std::vector<Layout> all;
+  for (const int cp : {2, 3, 4}) {
+    for (const char* method : {"p2p", "all_gather", "a2a", "a2a+p2p"}) {
+      const bool a2a = method == std::string("a2a"), both = method == std::string("a2a+p2p");
+      if (a2a && (heads % cp != 0 || (groups % cp != 0 && cp % groups != 0))) continue;
+      if (both && cp != 4) continue;
+      all.push_back({.family = family, .cp = cp, .cp_method = method});
+    }
+  }
+  using enum ParallelConfig::SequenceOrder;
+  all.push_back({.family = family, .cp = 3, .order = kContiguous});
+  all.push_back({.family = family, .tp = 2, .sequence_parallel = true, .cp = 2});
+  all.push_back({.family = family, .tp = 2, .cp = 2, .cp_method = "all_gather", .order = kContiguous});
+  all.push_back({.family = family, .dp = 2, .distributed = true, .cp = 2, .cp_method = "all_gather"});
+  all.push_back({.family = family, .pp = layers, .cp = 2, .cp_method = "a2a"});
+  all.push_back({.family = family, .dp = 2, .pp = layers, .distributed = true, .cp = 2});
+  return all;
+}
+
 std::vector<Layout> golden_layouts() {
   std::vector<Layout> all = layouts_of("gpt2", {1, 2, 4}, 3, {"Et|t|t|L"});
   const std::vector<Layout> llama = layouts_of("llama", {1, 2, 6}, 2, {"E|t|t|L"});
@@ -108,6 +140,10 @@ std::vector<Layout> golden_layouts() {
   const std::vector<Layout> windowed = layouts_of("mistral_sliding", {1, 2}, 2, {"E|t|t|L"});
   all.insert(all.end(), tied.begin(), tied.end());
   all.insert(all.end(), windowed.begin(), windowed.end());
+  for (const std::vector<Layout>& cut : {cut_layouts("gpt2", 4, 4, 3), cut_layouts("llama", 6, 2, 2),
+                                         cut_layouts("mistral_sliding", 6, 2, 2)}) {
+    all.insert(all.end(), cut.begin(), cut.end());
+  }
   return all;
 }
 
@@ -304,6 +340,8 @@ std::vector<Layout> megatron_layouts() {
   std::vector<Layout> all = layouts_of("gpt_learned_pos", {1, 2, 4}, 2, {"Et|t||L"});
   const std::vector<Layout> rope = layouts_of("gpt_rope_swiglu_gqa", {1, 2}, 2, {"Et|t||L"});
   all.insert(all.end(), rope.begin(), rope.end());
+  all.push_back({.family = "gpt_learned_pos", .tp = 2, .sequence_parallel = true, .cp = 2});
+  all.push_back({.family = "gpt_rope_swiglu_gqa", .dp = 2, .cp = 3});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MegatronModels, ::testing::ValuesIn(megatron_layouts()), name_of_layout);

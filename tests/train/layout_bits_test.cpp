@@ -23,6 +23,14 @@ LayoutCase base_of(const char* model, DType dtype, bool sequence_parallel, bool 
           .fused = tp == 1};
 }
 
+LayoutCase cut_of(LayoutCase base, const char* method) {
+  base.dp = 1;
+  base.cp = 2;
+  base.cp_methods = {method};
+  base.documents = base.model == "gpt2";
+  return base;
+}
+
 std::vector<LayoutCase> variants_of(const LayoutCase& base) {
   std::vector<LayoutCase> all;
   const auto add = [&](const auto& change) {
@@ -76,7 +84,7 @@ TEST_P(LayoutBits, AreTheSame) {
   }
   // And a run can differ at all.
   LayoutCase other = GetParam();
-  other.dp = 1;
+  other.dp = other.cp = 1;
   other.ragged = false;
   std::string what;
   EXPECT_FALSE(same_bits(run_layout(other), expected, &what));
@@ -97,7 +105,11 @@ INSTANTIATE_TEST_SUITE_P(
                       base_of("llama", DType::kBF16, false, false), base_of("gpt2", DType::kF32, false, true),
                       // The vocabulary is whole: with the fused head.
                       base_of("gpt2", DType::kBF16, false, true, 1),
-                      base_of("llama", DType::kF32, false, false, 1)),
+                      base_of("llama", DType::kF32, false, false, 1),
+                      // Sequences are cut.
+                      cut_of(base_of("gpt2", DType::kBF16, true, true), "p2p"),
+                      cut_of(base_of("llama", DType::kF32, true, false), "all_gather"),
+                      cut_of(base_of("gpt2", DType::kF32, false, true, 1), "a2a")),
     test_name);
 
 }  // namespace

@@ -40,6 +40,14 @@ std::vector<LayoutCase> first_rows() {
                   .distributed = true,
                   .accumulation = 3,
                   .ragged = true});
+  rows.push_back({.model = "gpt2", .cp = 2});
+  rows.push_back({.model = "llama", .cp = 3, .cp_methods = {"all_gather"}});
+  rows.push_back({.model = "llama", .cp = 2, .cp_methods = {"a2a"}});
+  rows.push_back({.model = "gpt2", .cp = 4, .cp_methods = {"a2a+p2p"}, .head_exchange = 2});
+  rows.push_back({.model = "gpt2", .dp = 3, .cp = 2, .distributed = true});
+  rows.push_back({.model = "llama", .tp = 2, .cp = 3, .sequence_parallel = true});
+  rows.push_back({.model = "gpt2", .pp = 3, .dp = 2, .cp = 2, .ragged = true, .stages = "Et|tt|tL"});
+  rows.push_back({.model = "gpt2", .tp = 3, .cp = 4, .documents = true});
   using Kind = RecomputeSpec::Kind;
   rows.push_back({.model = "llama", .tp = 4, .groups = 2});
   rows.push_back({.model = "llama", .tp = 4, .sequence_parallel = true, .groups = 1});
