@@ -57,11 +57,24 @@ inline OperationCost cost_of(const char* twin, const Gemm& g, const Tensor&) {
           2 * m * n * k};
 }
 
-// Two products forward and five backward; under a causal mask half of each.
+// How much of the queries × keys of attention is seen, as an area: half of a square under a causal mask.
+// Where documents begin is known to the device alone, so that all keys before count.
+inline double pairs_seen(double queries, double keys, const AttentionOptions& options) {
+  if (!options.causal) return queries * keys;
+  // Under a diagonal that passes `above` keys at the first query.
+  const auto below = [&](double above) {
+    const auto integral = [&](double x) {
+      return x <= 0 ? 0 : x <= keys ? x * x / 2 : keys * (x - keys / 2);
+    };
+    return integral(above + queries) - integral(above);
+  };
+  const auto offset = static_cast<double>(options.query_offset);
+  return below(offset) - (options.window > 0 ? below(offset - static_cast<double>(options.window)) : 0);
+}
+// One product of attention; there are two forward and five backward.
 inline double products_of(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
-  const double scores = static_cast<double>(q.dim(0)) * static_cast<double>(k.dim(0)) *
-                        static_cast<double>(q.dim(1)) * static_cast<double>(q.columns());
-  return 2 * scores * (options.causal && q.dim(0) == k.dim(0) ? 0.5 : 1.0);
+  return 2 * pairs_seen(static_cast<double>(q.dim(0)), static_cast<double>(k.dim(0)), options) *
+         static_cast<double>(q.dim(1)) * static_cast<double>(q.columns());
 }
 inline OperationCost cost_of(const char* twin, const Tensor& q, const Tensor& k, const Tensor& v,
                              const AttentionOptions& options, const AttentionResult& result, const Tensor&) {

@@ -348,7 +348,6 @@ GenerateSummary run_generate(const GenerateOptions& given,
   if (!problems.empty()) throw ConfigError(std::move(problems));
   const int ranks = static_cast<int>(options.parallel.tensor_model_parallel_size);
   const DeviceKind device = choose_device(options.parallel, ranks);
-  check_runs_on(device, model.config);
   const DType dtype = !options.dtype.empty()        ? parse_dtype(options.dtype)
                       : device == DeviceKind::kCuda ? DType::kBF16
                                                     : DType::kF32;

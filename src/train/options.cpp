@@ -60,7 +60,7 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
       .also({"head-dim", "head-size"})
       .otherwise("hidden size / heads");
   options.integer("sliding-window", m.sliding_window, kSizeOrNone,
-                  "keys that a query sees, its own the last of them; 0: all; on CPUs");
+                  "keys that a query sees, its own the last of them; 0: all");
   options.integer("ffn-hidden-size", m.ffn_hidden_size, kSize, "inner width of the feed-forward layers")
       .also({"intermediate-size"})
       .otherwise("4 hidden; gated: 8/3 hidden in multiples of 64");

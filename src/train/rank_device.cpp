@@ -87,15 +87,8 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_m
   return DeviceKind::kCuda;
 }
 
-void check_runs_on(DeviceKind device, const ModelConfig& model) {
-  if (device == DeviceKind::kCuda && model.sliding_window > 0) {
-    config_fail("--sliding-window {} runs on CPUs only: --device cpu", model.sliding_window);
-  }
-}
-
 void choose_device(TrainConfig& config, std::int64_t ranks_on_machine) {
   const bool cuda = choose_device(config.parallel, ranks_on_machine) == DeviceKind::kCuda;
-  check_runs_on(cuda ? DeviceKind::kCuda : DeviceKind::kCpu, config.model);
   config.parallel.device = cuda ? ParallelConfig::Device::kCuda : ParallelConfig::Device::kCpu;
   use_precision_of_device(config);
 }

@@ -40,9 +40,7 @@ class RankDevice {
 // The device that --device means here. ConfigError: cuda is asked for, and this build or machine has none,
 // too few GPUs for the ranks, ones that this program was not built for, or libraries that are too old.
 DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks_on_machine);
-// ConfigError where a model has parts for which a device has no kernels.
-void check_runs_on(DeviceKind device, const ModelConfig& model);
-// What both say, and writes the device and what follows from it into the config.
+// As that, and writes the device and what follows from it into the config.
 void choose_device(TrainConfig& config, std::int64_t ranks_on_machine);
 // NVIDIA's libraries as this program was built and as they are here; empty without the CUDA backend.
 std::vector<GpuLibrary> gpu_libraries();

@@ -131,7 +131,6 @@ ScoreResult run_score(const ScoreOptions& given) {
   EngineOptions engine;
   engine.model = resolved(model_config_of(options.load));
   engine.device = choose_device(options.parallel, launch.ranks_on_machine());
-  check_runs_on(engine.device, engine.model);
   engine.dtype = parse_dtype(options.dtype);
   engine.training = false;
   const GivenRows rows(options.tokens, engine.model.vocab_size);

@@ -6,15 +6,6 @@
 #include "ops/twins.hpp"
 
 namespace weft::ops::cuda {
-namespace {
-
-void check_supported(const AttentionOptions& o) {
-  if (o.window > 0 || o.first_keys.defined() || o.soft_cap > 0 || o.sinks.defined()) {
-    fail("attention with windows, packed documents, soft caps or sinks runs on CPUs only");
-  }
-}
-
-}  // namespace
 
 std::int64_t attention_scratch(const Lane&, const Tensor& q, const Tensor& k,
                                const AttentionOptions& options) {
@@ -23,7 +14,6 @@ std::int64_t attention_scratch(const Lane&, const Tensor& q, const Tensor& k,
 
 void attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                const AttentionResult& result, const Tensor& scratch) {
-  check_supported(options);
   if (cudnn_attention_takes(q, k, options) && cudnn_attention_reaches({&q, &k, &v, &result.out})) {
     cudnn_attention(lane, q, k, v, options, result, scratch);
   } else {
@@ -41,13 +31,12 @@ std::int64_t attention_backward_scratch(const Lane&, const Tensor& q, const Tens
 
 void attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, const Tensor&, const Tensor& scratch) {
-  check_supported(options);
+                        const Tensor& dk, const Tensor& dv, const Tensor& dsinks, const Tensor& scratch) {
   if (cudnn_attention_takes(q, k, options) &&
       cudnn_attention_reaches({&dout, &q, &k, &v, &forward.out, &dq, &dk, &dv})) {
     cudnn_attention_backward(lane, dout, q, k, v, forward, options, dq, dk, dv, scratch);
   } else {
-    plain_attention_backward(lane, dout, q, k, v, forward, options, dq, dk, dv, scratch);
+    plain_attention_backward(lane, dout, q, k, v, forward, options, dq, dk, dv, dsinks, scratch);
   }
 }
 

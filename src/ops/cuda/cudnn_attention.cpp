@@ -72,6 +72,24 @@ Described input(Graph& graph, Uid uid, const Tensor& x, std::int64_t d) {
   describe(attributes, uid, x, d);
   return graph.tensor(attributes);
 }
+// 0 also where the window is so wide that it hides nothing: all of these have one plan.
+std::int64_t window_of(const Tensor& k, const AttentionOptions& options) {
+  return options.window < k.dim(0) ? options.window : 0;
+}
+// A causal mask is such that the last query sees the last key (cudnn_attention_takes()). A window counts the
+// query's own key, as cuDNN's left bound does: key + bound > query.
+template <class Attributes>
+void mask(Attributes& attributes, const Tensor& q, const Tensor& k, const AttentionOptions& options) {
+  if (!options.causal) return;
+  if (q.dim(0) == k.dim(0)) {
+    attributes.set_causal_mask(true);
+  } else {
+    attributes.set_causal_mask_bottom_right(true);
+  }
+  if (const std::int64_t window = window_of(k, options); window > 0) {
+    attributes.set_diagonal_band_left_bound(static_cast<int>(window));
+  }
+}
 void output(const Described& attributes, Uid uid, const Tensor& x, std::int64_t d) {
   describe(*attributes, uid, x, d);
   attributes->set_output(true);
@@ -178,9 +196,10 @@ class AttentionPlans {
   }
 
   static std::string text(const Key& key) {
-    return fmt::format("[type {}, b {}, heads {}/{}, s {}/{}, d {}, causal {}, deterministic {}, strides {}]",
-                       weft::name_of(static_cast<DType>(key[1])), key[2], key[3], key[4], key[5], key[6],
-                       key[7], key[8], key[9], fmt::join(key.begin() + 11, key.end(), " "));
+    return fmt::format(
+        "[type {}, b {}, heads {}/{}, s {}/{}, d {}, causal {}, window {}, deterministic {}, strides {}]",
+        weft::name_of(static_cast<DType>(key[1])), key[2], key[3], key[4], key[5], key[6], key[7], key[8],
+        key[9], key[10], fmt::join(key.begin() + 12, key.end(), " "));
   }
 
   cudnnHandle_t handle_ = nullptr;
@@ -199,7 +218,8 @@ std::shared_ptr<AttentionPlans> make_attention_plans(int) {
 
 namespace {
 
-// dout and the gradients: undefined in the forward pass.
+// Offsets are not part of it: under a mask the lengths say them, and without one they do not matter. dout and
+// the gradients: undefined in the forward pass.
 AttentionPlans::Key key_of(bool backward, const Tensor& q, const Tensor& k, const Tensor& v,
                            const AttentionOptions& options, const AttentionResult& result,
                            const std::array<const Tensor*, 4>& gradients) {
@@ -213,6 +233,7 @@ AttentionPlans::Key key_of(bool backward, const Tensor& q, const Tensor& k, cons
                           k.dim(0),
                           d,
                           options.causal ? 1 : 0,
+                          window_of(k, options),
                           backward && options.deterministic ? 1 : 0,
                           std::bit_cast<std::int64_t>(options.scale),
                           q.ld(),
@@ -220,7 +241,7 @@ AttentionPlans::Key key_of(bool backward, const Tensor& q, const Tensor& k, cons
                           v.ld(),
                           result.out.ld()};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    key[15 + i] = gradients[i] != nullptr ? gradients[i]->ld() : 0;
+    key[16 + i] = gradients[i] != nullptr ? gradients[i]->ld() : 0;
   }
   return key;
 }
@@ -231,9 +252,11 @@ bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const AttentionOpti
   const bool narrow = q.dtype() == DType::kBF16 || q.dtype() == DType::kF16;
   // A single query or key is left to the kernels for decoding: cuDNN has no gradient of it.
   const bool whole = q.dim(0) > 1 && k.dim(0) > 1 && q.dim(1) > 0 && q.columns() > 0;
-  const bool mask = !options.causal || (options.query_offset == 0 && q.dim(0) == k.dim(0));
-  return narrow && whole && mask && options.recurs && options.dropout == 0 && options.head_dim % 8 == 0 &&
-         options.head_dim <= 128;
+  const bool mask =
+      !options.causal || (options.query_offset >= 0 && options.query_offset == k.dim(0) - q.dim(0));
+  const bool refined = options.first_keys.defined() || options.soft_cap > 0 || options.sinks.defined();
+  return narrow && whole && mask && !refined && options.recurs && options.dropout == 0 &&
+         options.head_dim % 8 == 0 && options.head_dim <= 128;
 }
 
 bool cudnn_attention_reaches(std::initializer_list<const Tensor*> tensors) {
@@ -267,9 +290,9 @@ void cudnn_attention(Lane& lane, const Tensor& q, const Tensor& k, const Tensor&
     auto attributes = fe::graph::SDPA_attributes()
                           .set_name("attention")
                           .set_generate_stats(true)
-                          .set_causal_mask(options.causal)
                           .set_attn_scale(static_cast<float>(options.scale))
                           .set_implementation(implementation);
+    mask(attributes, q, k, options);
     auto [out, stats] =
         graph.sdpa(input(graph, kQ, q, d), input(graph, kK, k, d), input(graph, kV, v, d), attributes);
     output(out, kOut, result.out, d);
@@ -292,9 +315,9 @@ void cudnn_attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, c
     describe_stats(statistics, forward.lse);
     auto attributes = fe::graph::SDPA_backward_attributes()
                           .set_name("attention backward")
-                          .set_causal_mask(options.causal)
                           .set_attn_scale(static_cast<float>(options.scale))
                           .set_deterministic_algorithm(options.deterministic);
+    mask(attributes, q, k, options);
     auto [out_q, out_k, out_v] =
         graph.sdpa_backward(input(graph, kQ, q, d), input(graph, kK, k, d), input(graph, kV, v, d),
                             input(graph, kOut, forward.out, d), input(graph, kDout, dout, d),

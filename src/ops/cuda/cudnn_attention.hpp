@@ -8,8 +8,9 @@
 namespace weft::ops::cuda {
 
 // Whether cuDNN takes attention of these types, shapes and options: bf16 and f16, heads of a multiple of 8 up
-// to 128, no dropout (its masks would depend on the layout), a causal mask only from the first key of as many
-// keys as queries, and shapes that recur: it builds a plan for each.
+// to 128, no dropout (its masks would depend on the layout), a causal mask, also of a window, only where the
+// last query sees the last key and none comes before the first, and shapes that recur: it builds a plan for
+// each. Packed documents, soft caps and sinks it does not get.
 bool cudnn_attention_takes(const Tensor& q, const Tensor& k, const AttentionOptions& options);
 // Whether cuDNN can read and write these where they lie: in steps of 16 bytes.
 bool cudnn_attention_reaches(std::initializer_list<const Tensor*> tensors);

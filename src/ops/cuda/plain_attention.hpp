@@ -1,6 +1,6 @@
 // Attention without tensor cores, for what the library does not take: f32 by plain FMA, f64, head sizes it
-// refuses, and dropout counted by global indices. Contract and arguments as ops/attention.hpp; head_dim ≤
-// 256.
+// refuses, dropout counted by global indices, packed documents, soft caps and sinks. Contract and arguments
+// as ops/attention.hpp; head_dim ≤ 256.
 #pragma once
 
 #include "core/lane.hpp"
@@ -19,6 +19,6 @@ std::int64_t plain_attention_backward_scratch(const Tensor& q, const Tensor& k,
 void plain_attention_backward(Lane& lane, const Tensor& dout, const Tensor& q, const Tensor& k,
                               const Tensor& v, const AttentionResult& forward,
                               const AttentionOptions& options, const Tensor& dq, const Tensor& dk,
-                              const Tensor& dv, const Tensor& scratch);
+                              const Tensor& dv, const Tensor& dsinks, const Tensor& scratch);
 
 }  // namespace weft::ops::cuda

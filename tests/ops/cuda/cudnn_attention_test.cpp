@@ -14,11 +14,13 @@ struct Case {
   std::int64_t s, keys, b, heads, kv_heads;
   int d;
   bool causal = true;
+  std::int64_t offset = 0, window = 0;
 };
 
 std::string text(const Case& c, DType dtype, bool packed) {
-  return fmt::format("{} s {}/{} b {} heads {}/{} d {}{}{}", name_of(dtype), c.s, c.keys, c.b, c.heads,
-                     c.kv_heads, c.d, c.causal ? " causal" : "", packed ? " packed" : "");
+  return fmt::format("{} s {}/{} b {} heads {}/{} d {}{}{} offset {} window {}", name_of(dtype), c.s, c.keys,
+                     c.b, c.heads, c.kv_heads, c.d, c.causal ? " causal" : "", packed ? " packed" : "",
+                     c.offset, c.window);
 }
 
 AttentionOptions options_of(const Case& c, bool deterministic = false) {
@@ -26,6 +28,8 @@ AttentionOptions options_of(const Case& c, bool deterministic = false) {
   o.head_dim = c.d;
   o.scale = 1 / std::sqrt(static_cast<double>(c.d));
   o.causal = c.causal;
+  o.query_offset = c.offset;
+  o.window = c.window;
   o.deterministic = deterministic;
   return o;
 }
@@ -83,6 +87,12 @@ class CudnnAttention : public OnGpu {
   }
 
   void compare(const Case& c, DType dtype, bool packed, bool deterministic = false);
+
+  // In bf16.
+  void expect_taken(const Case& c) {
+    const Inputs in = inputs(c, DType::kBF16, false);
+    EXPECT_TRUE(ops::cuda::cudnn_attention_takes(in.q, in.k, options_of(c))) << text(c, DType::kBF16, false);
+  }
 };
 
 void CudnnAttention::compare(const Case& c, DType dtype, bool packed, bool deterministic) {
@@ -102,10 +112,10 @@ void CudnnAttention::compare(const Case& c, DType dtype, bool packed, bool deter
   expect_close(forward.lse, exact.lse, 1e-4, "lse");  // natural logarithms, of scores in f32
   const Gradients g = backward(c, in, forward, options, packed);
   // With a single key the probabilities cannot move: exactly 0, but for the rounding of what cancels.
-  const bool single = k.dim(0) == 1;
+  const bool single = k.dim(0) == 1 || c.window == 1;
   const auto expect_moved = [&](const Tensor& got, const Tensor& expected, const char* name) {
     if (!single) return expect_close(got, expected, relative, name, 4 * relative);
-    for (const double x : values_of(to_cpu(got))) EXPECT_NEAR(x, 0, 1e-5) << name;
+    for (const double x : values_of(to_cpu(got))) EXPECT_NEAR(x, 0, c.window == 1 ? 1e-3 : 1e-5) << name;
   };
   expect_moved(g.dq, dq, "dq");
   expect_moved(g.dk, dk, "dk");
@@ -156,6 +166,33 @@ TEST_F(CudnnAttention, OtherHeadSizes) {
 TEST_F(CudnnAttention, KeysOfAnotherLength) {
   compare({40, 200, 2, 4, 2, 64, false}, DType::kBF16, false);
   compare({300, 129, 1, 2, 2, 128, false}, DType::kBF16, false);
+}
+// The last query sees the last key.
+TEST_F(CudnnAttention, QueriesAfterTheFirstKeys) {
+  for (const Case& c : {Case{256, 512, 2, 4, 2, 64, true, 256}, Case{17, 40, 2, 4, 1, 80, true, 23}}) {
+    expect_taken(c);
+    compare(c, DType::kBF16, false);
+  }
+  compare({130, 333, 1, 3, 3, 128, true, 203}, DType::kF16, false);
+  compare({256, 512, 2, 4, 2, 64, true, 256}, DType::kBF16, false, true);
+}
+TEST_F(CudnnAttention, Windows) {
+  for (const std::int64_t window : {1, 100, 1000}) {
+    const Case c{333, 333, 2, 4, 2, 64, true, 0, window};
+    expect_taken(c);
+    compare(c, DType::kBF16, true);
+  }
+  compare({128, 128, 1, 2, 2, 128, true, 0, 40}, DType::kF16, false);
+  compare({333, 333, 2, 4, 2, 64, true, 0, 100}, DType::kBF16, true, true);
+}
+// Keys before the first query's window are seen by nobody: their gradients are 0, and are written.
+TEST_F(CudnnAttention, WindowsAfterTheFirstKeys) {
+  for (const std::int64_t window : {1, 64, 300}) {
+    const Case c{200, 456, 1, 4, 2, 64, true, 256, window};
+    expect_taken(c);
+    compare(c, DType::kBF16, false);
+  }
+  compare({200, 456, 1, 4, 2, 64, true, 256, 64}, DType::kBF16, false, true);
 }
 TEST_F(CudnnAttention, DeterministicRepeatsItsBits) {
   for (const Case& c : {Case{333, 333, 2, 4, 2, 64}, Case{1024, 1024, 1, 2, 2, 128},
@@ -231,6 +268,19 @@ TEST(CudnnAttentionChoice, ByTypesShapesAndOptions) {
   EXPECT_FALSE(takes(c, DType::kBF16, [](AttentionOptions& o) { o.query_offset = 1; }));
   EXPECT_TRUE(takes({64, 96, 2, 4, 2, 128, false}, DType::kBF16));
   EXPECT_FALSE(takes({64, 96, 2, 4, 2, 128, true}, DType::kBF16));
+  EXPECT_TRUE(takes({64, 96, 2, 4, 2, 128, true, 32}, DType::kBF16));
+  EXPECT_FALSE(takes({64, 96, 2, 4, 2, 128, true, 31}, DType::kBF16));
+  EXPECT_FALSE(takes({96, 64, 2, 4, 2, 128, true, -32}, DType::kBF16));
+  EXPECT_TRUE(takes({64, 64, 2, 4, 2, 128, true, 0, 16}, DType::kBF16));
+  EXPECT_TRUE(takes({64, 96, 2, 4, 2, 128, true, 32, 16}, DType::kBF16));
+  EXPECT_FALSE(takes({64, 96, 2, 4, 2, 128, true, 64, 16}, DType::kBF16));
+  EXPECT_FALSE(takes(c, DType::kBF16, [](AttentionOptions& o) { o.soft_cap = 30; }));
+  EXPECT_FALSE(takes(c, DType::kBF16, [&](AttentionOptions& o) {
+    o.sinks = meta.lane.alloc(DType::kF32, {c.heads}, "sinks");
+  }));
+  EXPECT_FALSE(takes(c, DType::kBF16, [&](AttentionOptions& o) {
+    o.first_keys = meta.lane.alloc(DType::kI32, {c.b, c.s}, "first keys");
+  }));
   EXPECT_FALSE(takes({64, 64, 2, 4, 2, 136}, DType::kBF16));
   EXPECT_FALSE(takes({64, 64, 2, 4, 2, 60}, DType::kBF16));
   EXPECT_FALSE(takes({1, 1, 2, 4, 2, 64}, DType::kBF16));
@@ -253,6 +303,10 @@ TEST(CudnnAttentionChoice, ScratchHoldsWhatCudnnAsksFor) {
   expect({1024, 1024, 1, 2, 2, 128, false}, false, 1057024);
   expect({40, 200, 2, 4, 2, 8, false}, false, 62976);
   expect({333, 333, 1, 3, 1, 64}, true, 1144732);
+  expect({256, 512, 2, 4, 2, 64, true, 256}, false, 1581312);
+  expect({256, 512, 2, 4, 2, 64, true, 256}, true, 3154176);
+  expect({333, 333, 2, 4, 2, 64, true, 0, 100}, true, 3052192);
+  expect({200, 456, 1, 4, 2, 128, true, 256, 100}, false, 1346944);
 }
 
 }  // namespace
