@@ -53,7 +53,8 @@ class CudaPlainAttention : public OnGpu {
       for (std::int64_t b = 0; b < c.batch; ++b) {
         for (std::int64_t i = 0; i < c.queries; ++i) {
           const std::int64_t length = c.document + b, position = c.first_key + c.offset + i;
-          set_element(o.first_keys, b * c.queries + i, static_cast<double>(position / length * length));
+          const std::int64_t start = position / length * length;
+          set_element(o.first_keys, b * c.queries + i, static_cast<double>(start));
         }
       }
     }
@@ -97,7 +98,7 @@ class CudaPlainAttention : public OnGpu {
   Gradients backward(const Inputs& in, const AttentionResult& r, const AttentionOptions& o) {
     const std::int64_t wq = in.q.columns(), wk = in.k.columns(), b = in.q.dim(1);
     const auto nans_of = [&](DType dtype, const Shape& shape) {
-      const Tensor x = gpu().alloc(dtype, shape, "gradient");
+      Tensor x = gpu().alloc(dtype, shape, "gradient");
       ops::fill(gpu(), x, std::nan(""));
       return x;
     };
