@@ -50,7 +50,7 @@ run() {  # metrics-file ranks options...
   local metrics=$1 ranks=$2
   shift 2
   rm -f "$metrics"
-  launch_ranks "$ranks" 100 "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
+  launch_ranks "$ranks" "${LIMIT:-100}" "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 
 # The largest relative difference of losses and of norms from a reference's.

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -461,11 +462,22 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
+  // Ranks that are threads of one process and share a GPU must not run ahead of it: a launch that finds the
+  // driver's queue full keeps the driver's lock until the GPU goes on, and the GPU may be waiting for a rank
+  // that wants the lock.
+  void finish_compute(Lane& lane) {
+    while (cudaStreamQuery(stream_of(lane)) == cudaErrorNotReady) {
+      state_->check_alive();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
   template <class T, class Enqueue>
   Async<T> start(Lane& lane, const char* call, std::uint64_t sent, const T& result, std::vector<Tensor> held,
                  const Enqueue& enqueue) {
     bytes_ += sent;
     state_->check_alive();
+    if (nccl_ranks_share_gpus()) finish_compute(lane);
     const cudaEvent_t begun = state_->events().take(), ended = state_->events().take();
     check(cudaEventRecord(begun, stream_of(lane)), "record an event");
     check(cudaStreamWaitEvent(stream_, begun, 0), "order a collective");
