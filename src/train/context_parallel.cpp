@@ -143,7 +143,7 @@ nn::SequenceOrder sequence_order(const ParallelConfig& p) {
 }
 
 int head_exchange(const ParallelConfig& p) {
-  if (p.context_parallel_size == 1 || !uses(p, ContextMethod::kA2aP2p)) return 1;
+  if (p.context_parallel_size == 1 || !uses(p, ContextMethod::kA2aP2p)) return 0;
   return static_cast<int>(level_sizes(p)[0]);
 }
 

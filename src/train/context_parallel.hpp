@@ -15,7 +15,7 @@ std::vector<ContextMethod> context_methods(const ParallelConfig& parallel);
 // What --cp-sequence-order says; auto: contiguous where every layer exchanges heads and so has whole
 // sequences.
 nn::SequenceOrder sequence_order(const ParallelConfig& parallel);
-// Neighbouring ranks that exchange heads under a2a+p2p; 1: nobody does.
+// Neighbouring ranks that exchange heads under a2a+p2p; 0: no layer uses it.
 int head_exchange(const ParallelConfig& parallel);
 // What sequence lengths must be a multiple of, or else are filled up to.
 std::int64_t sequence_multiple(const ParallelConfig& parallel);

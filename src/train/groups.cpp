@@ -72,7 +72,7 @@ Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicat
     const auto begin = tp.begin() + mesh_.coordinate(Axis::kTp) / layout.kv_replicas * layout.kv_replicas;
     kv_replicas_ = make.of({begin, begin + layout.kv_replicas}, "kv_replicas");
   }
-  if (layout.head_exchange > 1) {
+  if (layout.head_exchange > 0) {
     const std::vector<int> cp = mesh_.group({Axis::kCp});
     const int size = layout.head_exchange, me = mesh_.coordinate(Axis::kCp);
     std::vector<int> neighbours, others;

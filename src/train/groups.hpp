@@ -17,7 +17,7 @@ struct Layout {
   PipelineShape pipeline;          // ranks and chunks; the number of microbatches is a step's
   std::vector<StageRange> stages;  // of the whole model, in order
   int kv_replicas = 1;             // neighbouring tensor-parallel ranks that share a key/value group
-  int head_exchange = 1;           // neighbouring context-parallel ranks of ContextMethod::kA2aP2p
+  int head_exchange = 0;           // neighbouring context-parallel ranks of kA2aP2p; 0: no layer has it
   bool tied = false;               // first and last stage hold the same embeddings
 
   int world() const { return mesh.tp * mesh.cp * mesh.dp * mesh.pp; }

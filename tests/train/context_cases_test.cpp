@@ -181,6 +181,8 @@ TEST(ContextCases, EqualOneRank) {
          .chunks = 2,
          .recompute = {.kind = Kind::kUniform, .layers = 1},
          .documents = true},
+        {.model = "gpt2", .tp = 2, .cp = 2, .sequence_parallel = true, .documents = true, .micro_batch = 2},
+        {.model = "gpt2", .pp = 2, .dp = 2, .cp = 2, .distributed = true},
         {.model = "gpt2", .cp = 4, .recompute = {Kind::kSelective, 0, true, false, true}, .window = 5}}) {
     for (const LayoutCase& layout : with_every_cp_method(cut)) expect_one_rank(layout);
   }
@@ -191,6 +193,10 @@ TEST(ContextCases, EqualOneRank) {
                    .cp_methods = {"a2a", "all_gather", "a2a+p2p", "p2p"},
                    .head_exchange = 2,
                    .documents = true});
+  // Groups of one rank, and one group of all.
+  for (const int neighbours : {1, 4}) {
+    expect_one_rank({.model = "gpt2", .cp = 4, .cp_methods = {"a2a+p2p"}, .head_exchange = neighbours});
+  }
 }
 
 // What a microbatch keeps for its backward pass is a cp-th on each rank.

@@ -185,6 +185,18 @@ TEST_P(HuggingFaceModels, LogitsLossAndGradients) {
   EXPECT_EQ(out.names().size(), gradients.names().size() + 2);
 }
 
+// All rows in one microbatch.
+TEST_P(HuggingFaceModels, SeveralRowsInAMicrobatch) {
+  if (GetParam().cp == 1) return;
+  ScoreOptions options = score("fp32");
+  options.grads = false;
+  options.micro_batch_size = 2;
+  run_score(options);
+  const SafetensorsFile out(scratch_ / "out.safetensors");
+  EXPECT_LT(difference(out.get("logits"), reference_.get("logits")).max, 1e-4);
+  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 1e-5);
+}
+
 // transformers' own bf16 run of these models differs from the fp32 reference by up to 0.18 (llama) and 0.26
 // (llama3_rope_tied), rms 0.030 and 0.036, and in the loss by up to 4e-3.
 TEST_P(HuggingFaceModels, Bf16StaysWithinItsRounding) {

@@ -182,7 +182,8 @@ TEST(LayoutCases, EvaluationHasItsOwnNumberOfMicrobatches) {
   const std::vector<LayoutCase> rows{
       {.model = "gpt2", .pp = 4, .dtype = DType::kF64},
       {.model = "gpt2", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2, .dtype = DType::kF64},
-      {.model = "gpt2", .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .dtype = DType::kF64}};
+      {.model = "gpt2", .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .dtype = DType::kF64},
+      {.model = "gpt2", .tp = 2, .pp = 2, .cp = 3, .sequence_parallel = true, .dtype = DType::kF64}};
   for (const std::int64_t microbatches : {1, 3, 7}) {
     const double expected = evaluated({.model = "gpt2", .dtype = DType::kF64}, microbatches);
     EXPECT_GT(expected, 0);
@@ -259,6 +260,9 @@ TEST(LayoutCases, FrozenParameters) {
       {.model = "gpt2", .pp = 2, .dp = 2, .schedule = Schedule::kZbH1, .distributed = true, .freeze = parts},
       {.model = "gpt2", .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .freeze = layer},
       {.model = "llama", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2, .freeze = parts},
+      {.model = "gpt2", .dp = 2, .cp = 2, .distributed = true, .freeze = parts},
+      {.model = "gpt2", .cp = 4, .freeze = layer},  // filled up with tokens at positions 12 to 15
+      {.model = "llama", .tp = 2, .cp = 2, .sequence_parallel = true, .freeze = layer},
       // A stage with nothing to train.
       {.model = "llama", .pp = 2, .dp = 2, .freeze = stage},
       {.model = "gpt2",

@@ -100,7 +100,8 @@ std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
 
 LayoutCase one_rank_of(const LayoutCase& layout) {
   LayoutCase one = layout;
-  one.tp = one.pp = one.dp = one.cp = one.chunks = one.head_exchange = 1;
+  one.tp = one.pp = one.dp = one.cp = one.chunks = 1;
+  one.head_exchange = 0;
   one.cp_methods = {"p2p"};
   one.order = ParallelConfig::SequenceOrder::kAuto;
   one.schedule = ParallelConfig::Schedule::k1F1B;
@@ -149,7 +150,7 @@ std::string LayoutCase::name() const {
     if (said) text += fmt::format(words, std::forward<Args>(args)...);
   };
   add(cp > 1, " cp{} {}{}{}", cp, fmt::join(cp_methods, ","),
-      head_exchange > 1 ? fmt::format(" exchange{}", head_exchange) : "",
+      head_exchange > 0 ? fmt::format(" exchange{}", head_exchange) : "",
       order == ParallelConfig::SequenceOrder::kAuto         ? ""
       : order == ParallelConfig::SequenceOrder::kContiguous ? " contiguous"
                                                             : " zigzag");
@@ -199,7 +200,7 @@ TrainConfig config_of(const LayoutCase& layout) {
   parallel.context_parallel_size = layout.cp;
   parallel.cp_comm_type = layout.cp_methods;
   parallel.cp_sequence_order = layout.order;
-  if (layout.head_exchange > 1) {
+  if (layout.head_exchange > 0) {
     parallel.hierarchical_context_parallel_sizes = {std::to_string(layout.head_exchange),
                                                     std::to_string(layout.cp / layout.head_exchange)};
   }

@@ -42,7 +42,7 @@ struct LayoutCase {
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
   // How sequences are cut over the cp ranks, as the options say it: a method for all layers or one for each.
   std::vector<std::string> cp_methods{"p2p"};
-  int head_exchange = 1;  // of a2a+p2p
+  int head_exchange = 0;  // of a2a+p2p
   ParallelConfig::SequenceOrder order = ParallelConfig::SequenceOrder::kAuto;
   std::int64_t sequence = 12;
   std::int64_t window = 0;

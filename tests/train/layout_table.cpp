@@ -63,7 +63,7 @@ bool legal_schedule(const TableRow& row) {
 int head_exchange_of(const TableRow& row) {
   const bool groups =
       contexts()[static_cast<std::size_t>(level(row, Factor::kContext))].methods.front() == "a2a+p2p";
-  return groups ? 2 : 1;
+  return groups ? 2 : 0;
 }
 
 // As far as it is known.
@@ -72,9 +72,9 @@ bool legal_context(const TableRow& row) {
   if (cp == 1) return context == 0;
   const std::vector<std::string>& methods = contexts()[static_cast<std::size_t>(context)].methods;
   const int groups_of_ranks = head_exchange_of(row);
-  if (cp % groups_of_ranks != 0) return false;
+  if (groups_of_ranks > 0 && cp % groups_of_ranks != 0) return false;
   // Ranks that share the heads.
-  const int sharers = groups_of_ranks > 1 ? groups_of_ranks : methods.front() == "a2a" ? cp : 1;
+  const int sharers = groups_of_ranks > 0 ? groups_of_ranks : methods.front() == "a2a" ? cp : 1;
   if (sharers == 1 || level(row, Factor::kTp) < 0) return true;
   const int tp = size(row, Factor::kTp);
   if (static_cast<int>(kHeads) / tp % sharers != 0) return false;

@@ -81,7 +81,9 @@ TEST_F(ResumeTest, NonFiniteStepsStopOrAreLeftOutOnEveryRank) {
       {},
       {.tp = 2, .dp = 2, .distributed = true},
       {.pp = 2, .dp = 2},
-      {.tp = 2, .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .distributed = true}};
+      {.tp = 2, .pp = 2, .schedule = Schedule::kZbV, .chunks = 2, .distributed = true},
+      {.dp = 2, .cp = 2},
+      {.pp = 2, .cp = 2, .distributed = true, .cp_method = "a2a"}};
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     const auto base = [&](const std::string& save) {
       TrainConfig c = config(1, fmt::format("{}{}", save, i));
@@ -203,6 +205,7 @@ TEST_F(ResumeTest, AnotherCutOfSequencesGoesOnWithinRounding) {
       const auto found = steps(name);
       ASSERT_EQ(found.size(), 3u);
       for (std::size_t k = 0; k < found.size(); ++k) {
+        EXPECT_EQ(found[k].tokens, expected[3 + k].tokens) << name;
         EXPECT_NEAR(found[k].lm_loss, expected[3 + k].lm_loss, 1e-5) << name;
         EXPECT_NEAR(found[k].grad_norm, expected[3 + k].grad_norm, 1e-4 * expected[3 + k].grad_norm) << name;
       }
