@@ -495,7 +495,7 @@ TrainConfig resolved(TrainConfig c) {
   if (by_layers) c.parallel.num_layers_per_virtual_pipeline_stage = 0;  // said by the line above
   const std::int64_t dp = std::max<std::int64_t>(data_parallel_size(c.parallel), 1);
   if (c.parallel.ddp_bucket_size == 0)
-    c.parallel.ddp_bucket_size = 
+    c.parallel.ddp_bucket_size =
         std::max<std::int64_t>(40'000'000, 1'000'000 * dp * c.parallel.context_parallel_size);
   TrainingConfig& t = c.training;
   t.global_batch_size = global_batch(c);

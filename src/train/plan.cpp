@@ -64,8 +64,21 @@ double total(const RankTime& time) {
   return sum;
 }
 
-// Of the context-parallel ranks of each stage, who see more or fewer keys: the memory of the one that needs
-// most, and the time of the slowest. They send the same.
+// Context-parallel ranks see more or fewer keys. The first and the last one see fewest and most in contiguous
+// order, and the earliest and the latest in zigzag order; those between are alike. Where all layers exchange
+// heads all ranks are.
+std::vector<int> different_cp_ranks(const EngineOptions& options) {
+  const int cp = options.layout.mesh.cp;
+  const std::vector<ContextMethod>& methods = options.context_methods;
+  const bool alike =
+      std::all_of(methods.begin(), methods.end(), [](ContextMethod m) { return m == ContextMethod::kA2a; });
+  if (cp == 1 || alike) return {0};
+  if (cp == 2) return {0, 1};
+  return {0, cp / 2, cp - 1};
+}
+
+// Of `cp` ranks of each stage the memory of the one that needs most, and the time of the slowest. They send
+// the same.
 std::vector<StepPlan> most_of_each(std::vector<StepPlan> plans, std::size_t cp) {
   std::vector<StepPlan> most;
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -79,12 +92,16 @@ std::vector<StepPlan> most_of_each(std::vector<StepPlan> plans, std::size_t cp) 
   return most;
 }
 
-// Builds the engines of the context-parallel ranks of each stage on meta memory and lets `body` use them; by
-// stage.
+// Builds the engines of different_cp_ranks() of each stage on meta memory and lets `body` use them; by stage.
 template <class Body>
 std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads,
                                   const std::optional<Rates>& rates, const Body& body) {
-  const std::vector<int> ranks = Mesh(options.layout.mesh, 0).group({Axis::kCp, Axis::kPp});
+  const Mesh mesh(options.layout.mesh, 0);
+  const std::vector<int> of_cp = mesh.group({Axis::kCp}), different = different_cp_ranks(options);
+  std::vector<int> ranks;
+  for (const int first : mesh.group({Axis::kPp})) {
+    for (const int cp : different) ranks.push_back(first + of_cp[static_cast<std::size_t>(cp)]);
+  }
   std::vector<StepPlan> plans(ranks.size());
   spread(static_cast<int>(ranks.size()), [&](int number) {
     const auto i = static_cast<std::size_t>(number);
@@ -106,7 +123,7 @@ std::vector<StepPlan> plan_stages(const EngineOptions& options, int threads,
     plans[i].memory = describe(engine, *arena, resident);
     engine.flush();
   });
-  return most_of_each(std::move(plans), static_cast<std::size_t>(options.layout.mesh.cp));
+  return most_of_each(std::move(plans), different.size());
 }
 
 std::vector<MemoryPlan> memory_of(std::vector<StepPlan> plans) {

@@ -212,8 +212,8 @@ std::string to_string(const RunPlan& plan) {
              "keeps for so many "
              "chunks x microbatches in flight)\n",
              plan.parameters, plan.layout.world(), mesh.tp,
-             mesh.cp > 1 ? fmt::format(", cp {}", mesh.cp) : "", mesh.pp, mesh.dp, to_string(plan.layout.stages),
-             shape.microbatches, name_of(shape.schedule),
+             mesh.cp > 1 ? fmt::format(", cp {}", mesh.cp) : "", mesh.pp, mesh.dp,
+             to_string(plan.layout.stages), shape.microbatches, name_of(shape.schedule),
              shape.chunks > 1 ? fmt::format(" with {} stages on a rank", shape.chunks) : "",
              100 * plan.bubble) +
          memory_table(plan) +

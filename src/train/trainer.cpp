@@ -287,8 +287,8 @@ void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
            config.parallel.context_parallel_size > 1
                ? fmt::format(", cp {}", config.parallel.context_parallel_size)
                : "",
-           config.parallel.pipeline_model_parallel_size, data_parallel_size(config.parallel), config.training.micro_batch_size,
-           config.training.global_batch_size, config.data.seq_length);
+           config.parallel.pipeline_model_parallel_size, data_parallel_size(config.parallel),
+           config.training.micro_batch_size, config.training.global_batch_size, config.data.seq_length);
   if (config.parallel.pipeline_model_parallel_size > 1)
     log_info("{}", to_string(split_stages(stage_split(config))));
   log_info("{}", to_string(plans));

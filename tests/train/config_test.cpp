@@ -541,7 +541,8 @@ TEST(Config, ContextParallelNamesItsOptionsAndNumbers) {
     const std::vector<std::string> problems = problems_of(c);
     EXPECT_EQ(problems.size(), test.parts.empty() ? 0 : 1) << joined(problems);
     for (const char* part : test.parts) {
-      EXPECT_NE(joined(problems).find(part), std::string::npos) << part << " is not in:\n" << joined(problems);
+      EXPECT_NE(joined(problems).find(part), std::string::npos) << part << " is not in:\n"
+                                                                << joined(problems);
     }
   }
 }
@@ -568,12 +569,11 @@ TEST(Config, LengthsUnderContextParallel) {
       EXPECT_EQ(problems, "");
       continue;
     }
-    for (const std::string& part :
-         {"--strict-sequence-length: --seq-length " + std::to_string(length) + " is not divisible by " +
-              multiple + ",",
-          "--context-parallel-size " + std::to_string(cp),
-          "--tensor-model-parallel-size " + std::to_string(tp) +
-              (tp > 1 ? " and --sequence-parallel needs" : " needs")}) {
+    for (const std::string& part : {"--strict-sequence-length: --seq-length " + std::to_string(length) +
+                                        " is not divisible by " + multiple + ",",
+                                    "--context-parallel-size " + std::to_string(cp),
+                                    "--tensor-model-parallel-size " + std::to_string(tp) +
+                                        (tp > 1 ? " and --sequence-parallel needs" : " needs")}) {
       EXPECT_NE(problems.find(part), std::string::npos) << part << " is not in:\n" << problems;
     }
   }

@@ -33,7 +33,7 @@ Gradients projections_of(const Gradients& all) {
 // The backward pass of attention over a cut sequence: dq, dk and dv of every layer, also where scores are so
 // large that blocks differ by many orders of magnitude.
 TEST(ContextCases, GradientsOfProjections) {
-  for (const double factor : {1.0, 30.0}) {
+  for (const double factor : {1.0, 100.0}) {
     RunHooks hooks;
     hooks.made = [&](Engine& engine) {
       for (const auto& param : engine.params().all()) {
@@ -44,7 +44,10 @@ TEST(ContextCases, GradientsOfProjections) {
         }
       }
     };
-    for (const auto& [dtype, tolerance] : {std::pair{DType::kF32, 1e-5}, {DType::kF64, 1e-12}}) {
+    // Scores of some hundreds have errors a hundred times larger; exp of them is beyond fp32.
+    const double more = factor > 1 ? 100 : 1;
+    for (const auto& [dtype, least] : {std::pair{DType::kF32, 1e-5}, {DType::kF64, 1e-12}}) {
+      const double tolerance = more * least;
       const LayoutCase one{.model = "llama",
                            .global_batch = 2,
                            .dtype = dtype,
@@ -101,9 +104,10 @@ TEST(ContextCases, TargetsOnUnequalRanks) {
   for (const auto order : {kZigzag, kContiguous}) {
     const std::vector<std::int64_t> few = order == kZigzag ? std::vector<std::int64_t>{2, 17}
                                                            : std::vector<std::int64_t>{3, 8},
-                                    many = order == kZigzag
-                                               ? std::vector<std::int64_t>{5, 6, 7, 8, 9, 10, 11, 12, 14}
-                                               : std::vector<std::int64_t>{10, 11, 12, 13, 14, 15, 17, 18, 19};
+                                    many =
+                                        order == kZigzag
+                                            ? std::vector<std::int64_t>{5, 6, 7, 8, 9, 10, 11, 12, 14}
+                                            : std::vector<std::int64_t>{10, 11, 12, 13, 14, 15, 17, 18, 19};
     LayoutCase cut = base;
     cut.targets = few;
     cut.targets.insert(cut.targets.end(), many.begin(), many.end());
@@ -175,12 +179,12 @@ TEST(ContextCases, EqualOneRank) {
         {.model = "llama", .tp = 2, .cp = 3, .sequence_parallel = true, .window = 4, .micro_batch = 2},
         {.model = "llama", .tp = 2, .cp = 2, .groups = 1, .documents = true, .micro_batch = 2},
         {.model = "gpt2",
-         .pp = 2,
-         .cp = 2,
-         .schedule = Schedule::kZbV,
-         .chunks = 2,
-         .recompute = {.kind = Kind::kUniform, .layers = 1},
-         .documents = true},
+        .pp = 2,
+        .cp = 2,
+        .schedule = Schedule::kZbV,
+        .chunks = 2,
+        .recompute = {.kind = Kind::kUniform, .layers = 1},
+        .documents = true},
         {.model = "gpt2", .tp = 2, .cp = 2, .sequence_parallel = true, .documents = true, .micro_batch = 2},
         {.model = "gpt2", .pp = 2, .dp = 2, .cp = 2, .distributed = true},
         {.model = "gpt2", .cp = 4, .recompute = {Kind::kSelective, 0, true, false, true}, .window = 5}}) {

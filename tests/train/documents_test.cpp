@@ -1,5 +1,5 @@
-// Documents that are packed into a sequence and kept apart: nothing of one reaches another, whatever ranks the
-// sequence is cut over.
+// Documents that are packed into a sequence and kept apart: nothing of one reaches another, whatever ranks
+// the sequence is cut over.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -92,7 +92,8 @@ TEST(Documents, ATokenReachesNoOtherDocument) {
     for (const LayoutCase& layout : cuts(base, false)) {
       const auto a = logits_of(layout, before), b = logits_of(layout, after);
       ASSERT_EQ(a.size(), 8u);
-      for (std::size_t i = 0; i < 3; ++i) EXPECT_GT(furthest(a[i], b[i]), 1e-6) << layout.name() << " at " << i;
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_GT(furthest(a[i], b[i]), 1e-6) << layout.name() << " at " << i;
       for (std::size_t i = 3; i < 8; ++i) EXPECT_EQ(a[i], b[i]) << layout.name() << " at " << i;
       for (std::size_t i = 0; i < 4; ++i) {
         EXPECT_LE(furthest(a[3 + i], expected[i]), 1e-6) << layout.name() << " at " << i;

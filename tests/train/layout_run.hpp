@@ -82,8 +82,8 @@ struct RunHooks {
   std::function<void(Engine&, int step)> stepped;  // after a step, its weights whole
   // Adds sample `id` in place of fill_row.
   std::function<void(std::int64_t id, const LayoutCase& layout, Batch& out)> fill;
-  std::chrono::seconds timeout{60};                // of a collective
-  bool gradients = true;                           // asked for on their own before the first step
+  std::chrono::seconds timeout{60};  // of a collective
+  bool gradients = true;             // asked for on their own before the first step
 };
 
 // The one-rank run that a case is held against, and its steps, made once.

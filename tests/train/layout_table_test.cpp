@@ -83,7 +83,7 @@ Pairs possible() {
       all.add_axes(row);
       return;
     }
-    if (factor == index(kContext) && // nothing further makes it smaller
+    if (factor == index(kContext) &&  // nothing further makes it smaller
         (row[index(kTp)] + 1) * (row[index(kPp)] + 1) * (row[index(kDp)] + 1) * (row[index(kCp)] + 1) > 12) {
       return;
     }

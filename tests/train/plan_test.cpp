@@ -42,6 +42,7 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.vocab_size = kVocabulary;
   c.max_position_embeddings = kSequence;
   c.make_vocab_size_divisible_by = 4;
+  c.sliding_window = layout.window;
   if (layout.model == "llama") {
     c.num_query_groups = layout.groups;
     c.position_embedding = PositionEmbedding::kRope;
@@ -161,7 +162,10 @@ std::vector<PlanCase> cases() {
       {{.model = "llama", .pp = 4, .dtype = DType::kBF16}, 9},
       {{.model = "gpt2", .cp = 3}, 2},
       {{.model = "llama", .cp = 4}, 2},
-      {{.model = "llama", .cp = 4, .dtype = DType::kBF16, .order = ParallelConfig::SequenceOrder::kContiguous},
+      {{.model = "llama",
+        .cp = 4,
+        .dtype = DType::kBF16,
+        .order = ParallelConfig::SequenceOrder::kContiguous},
        2},
       {{.model = "llama", .tp = 2, .cp = 2, .sequence_parallel = true, .cp_methods = {"all_gather"}}, 2},
       {{.model = "gpt2",
@@ -173,6 +177,11 @@ std::vector<PlanCase> cases() {
        2},
       {{.model = "llama", .pp = 2, .cp = 2, .distributed = true, .cp_methods = {"a2a"}}, 3},
       {{.model = "gpt2", .cp = 4, .cp_methods = {"a2a+p2p"}, .head_exchange = 2}, 2},
+      {{.model = "gpt2", .cp = 8}, 2},
+      {{.model = "llama", .cp = 6, .window = 3}, 2},
+      {{.model = "llama", .cp = 6, .order = ParallelConfig::SequenceOrder::kContiguous, .window = 5}, 2},
+      {{.model = "gpt2", .cp = 5, .cp_methods = {"all_gather"}}, 2},
+      {{.model = "gpt2", .pp = 2, .cp = 4, .cp_methods = {"a2a", "p2p", "all_gather", "p2p"}}, 2},
       {{.model = "gpt2", .pp = 2, .schedule = Schedule::kGpipe}, 17},
       {{.model = "gpt2", .pp = 2, .schedule = Schedule::kInterleaved, .chunks = 2}, 10},
       {{.model = "llama", .pp = 3, .schedule = Schedule::kInterleaved, .chunks = 2, .layers = 6}, 6},
