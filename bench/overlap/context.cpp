@@ -1,7 +1,7 @@
-// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes
-// on. T_none: messages take no time. The link's rate is set so that attention takes 1.5 times as long as the
-// messages. Every message has a block of attention to hide under, forward and backward: the bound is 1 where
-// no block is shorter than its message.
+// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes on.
+// T_none: messages take no time. The link's rate is set so that a block of attention takes 1.5 times as long
+// as the messages that travel meanwhile: the next keys and values, and in the backward pass the sums of the
+// last ones' gradients. Every message has a block, or half of one, to hide under: the bound is 1.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class WaitingCommunicator final : public Communicator {
 struct RingSetup {
   bool backward = false;
   int ranks = 2, threads = 1, repeats = 3;
-  std::int64_t rows = 1024;  // of each rank
+  std::int64_t rows = 2048;  // of each rank
   LinkModel link;
 };
 
@@ -115,10 +115,12 @@ void measure_context_parallel(const Settings& settings) {
       if (settings.quick) setup.rows = 128, setup.repeats = 1;
       const double attention = seconds_of(setup, Form::kNone);
       // Keys and values; in the backward pass the sums of their gradients too.
-      const double messages = (ranks - 1) * (backward ? 2 : 1);
+      const int at_a_time = backward ? 2 : 1;
+      const double messages = (ranks - 1) * at_a_time;
       const double bytes = static_cast<double>(setup.rows) * 2 * kGroups * kHeadSize * 4;
       const double latency = std::chrono::duration<double>(setup.link.latency).count();
-      setup.link.bytes_per_second = bytes / std::max(attention / kRatio / messages - latency, 1e-5);
+      setup.link.bytes_per_second =
+          bytes / std::max(attention / ranks / at_a_time / kRatio - latency, 1e-5);
       const Times times = take_turns(settings.rounds, [&](Form form) { return seconds_of(setup, form); });
       print({.what = fmt::format("ring attention, {}", backward ? "backward" : "forward"),
              .ranks = ranks,
