@@ -1,7 +1,7 @@
-// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes on.
-// T_none: messages take no time. The link's rate is set so that a block of attention takes 1.5 times as long
-// as the messages that travel meanwhile: the next keys and values, and in the backward pass the sums of the
-// last ones' gradients. Every message has a block, or half of one, to hide under: the bound is 1.
+// Ring attention (--context-parallel-size) beside the same ring that waits for each message before it goes
+// on. T_none: messages take no time. The link's rate is set so that a block of attention takes 1.5 times as
+// long as the messages that travel meanwhile: the next keys and values, and in the backward pass the sums of
+// the last ones' gradients. Every message has a block, or half of one, to hide under: the bound is 1.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -119,8 +119,7 @@ void measure_context_parallel(const Settings& settings) {
       const double messages = (ranks - 1) * at_a_time;
       const double bytes = static_cast<double>(setup.rows) * 2 * kGroups * kHeadSize * 4;
       const double latency = std::chrono::duration<double>(setup.link.latency).count();
-      setup.link.bytes_per_second =
-          bytes / std::max(attention / ranks / at_a_time / kRatio - latency, 1e-5);
+      setup.link.bytes_per_second = bytes / std::max(attention / ranks / at_a_time / kRatio - latency, 1e-5);
       const Times times = take_turns(settings.rounds, [&](Form form) { return seconds_of(setup, form); });
       print({.what = fmt::format("ring attention, {}", backward ? "backward" : "forward"),
              .ranks = ranks,
