@@ -122,16 +122,20 @@ Layout layout_of(const TrainConfig& c) {
   const ParallelConfig& p = c.parallel;
   const ModelConfig m = resolved(c.model);
   const auto small = [](std::int64_t n) { return static_cast<int>(n); };
-  return {.mesh = {.tp = small(p.tensor_model_parallel_size),
-                   .cp = small(p.context_parallel_size),
-                   .dp = small(data_parallel_size(p)),
-                   .pp = small(p.pipeline_model_parallel_size),
-                   .pp_before_dp = p.use_tp_pp_dp_mapping},
-          .pipeline = pipeline_shape(c),
-          .stages = split_stages(stage_split(c)),
-          .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
-          .head_exchange = head_exchange(p),
-          .tied = m.tied};
+  return {
+      .mesh = {.tp = small(p.tensor_model_parallel_size),
+               .cp = small(p.context_parallel_size),
+               .dp = small(data_parallel_size(p)),
+               .pp = small(p.pipeline_model_parallel_size),
+               // No model has experts yet; in this order their grid must have the dense one's stages.
+               .etp =
+                   p.use_tp_pp_dp_mapping ? small(p.tensor_model_parallel_size * p.context_parallel_size) : 0,
+               .pp_before_dp = p.use_tp_pp_dp_mapping},
+      .pipeline = pipeline_shape(c),
+      .stages = split_stages(stage_split(c)),
+      .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
+      .head_exchange = head_exchange(p),
+      .tied = m.tied};
 }
 
 Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model) {

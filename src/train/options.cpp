@@ -329,9 +329,8 @@ void add_data_options(OptionSet& options, DataConfig& d) {
       .also({"tokenizer"});
   options.flag("eod-mask-loss", d.eod_mask_loss, "no loss where the input is the end of a document");
   options.flag("reset-position-ids", d.reset_position_ids,
-               "positions start anew after the end of a document (not in this build yet)");
-  options.flag("reset-attention-mask", d.reset_attention_mask,
-               "no attention across the end of a document (not in this build yet)");
+               "positions start anew after the end of a document");
+  options.flag("reset-attention-mask", d.reset_attention_mask, "no attention across the end of a document");
 }
 
 void add_training_options(OptionSet& options, TrainingConfig& t) {

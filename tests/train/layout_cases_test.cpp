@@ -65,6 +65,24 @@ TEST(LayoutCases, HeadsThatDoNotDivideAreRefused) {
   expect_problem(problems_of(c), {"--num-attention-heads 6", "--tensor-model-parallel-size 4"});
 }
 
+// A model without experts takes any sizes in either order of the axes: no grid of experts forbids it.
+TEST(LayoutCases, BothOrdersOfTheAxesTakeContextParallelRanks) {
+  TrainConfig c;
+  c.model.num_layers = 4;
+  c.model.hidden_size = 24;
+  c.model.num_attention_heads = 12;
+  c.model.vocab_size = 41;
+  c.parallel.ranks = 12;
+  c.parallel.context_parallel_size = 3;
+  c.parallel.pipeline_model_parallel_size = 2;
+  for (const bool pp_before_dp : {false, true}) {
+    c.parallel.use_tp_pp_dp_mapping = pp_before_dp;
+    const Mesh mesh(weft::layout_of(c.parallel, c.model).mesh, 11);
+    EXPECT_EQ(mesh.group({Axis::kCp}), (std::vector<int>{9, 10, 11}));
+    EXPECT_EQ(mesh.group({Axis::kPp}), (pp_before_dp ? std::vector<int>{8, 11} : std::vector<int>{5, 11}));
+  }
+}
+
 // A bias behind a row-parallel product is added once, not once on each rank, nor a part of it.
 TEST(LayoutCases, BiasesOfOneOnTensorParallelRanks) {
   RunHooks hooks;
