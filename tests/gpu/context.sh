@@ -21,20 +21,6 @@ common=(train --text-file "$work/text" --tokenizer-model "$work/tokenizer.json" 
   --train-iters 3 --eval-iters 0 --lr 1e-3 --lr-decay-style constant --seed 7 --device cuda --bf16)
 methods=("p2p" "all_gather" "a2a" "a2a+p2p --hierarchical-context-parallel-sizes 2 2")
 
-# The largest relative difference of losses, and of norms.
-compare() {
-  awk -v file="$2" '
-    function value(line, key) { return match(line, "\"" key "\": [-0-9.e+]+") ? substr(line, RSTART + length(key) + 4, RLENGTH - length(key) - 4) + 0 : 0 }
-    function rel(a, b) { return (a > b ? a - b : b - a) / (b > 0 ? b : 1) }
-    { loss[NR] = value($0, "lm_loss"); norm[NR] = value($0, "grad_norm"); n = NR }
-    END {
-      while ((getline line < file) > 0) { m++; l = rel(value(line, "lm_loss"), loss[m]); g = rel(value(line, "grad_norm"), norm[m]);
-        if (l > worst_l) worst_l = l; if (g > worst_g) worst_g = g }
-      printf "%d of %d steps, loss %.1e, norm %.1e\n", m, n, worst_l, worst_g
-      exit !(m == n && n > 0 && worst_l < 5e-4 && worst_g < 1e-2)
-    }' "$1"
-}
-
 failed=0
 for window in 0 5000; do
   rm -f "$work/one"
@@ -45,7 +31,7 @@ for window in 0 5000; do
     begin=$SECONDS
     read -r -a words <<<"$method"
     if launch_ranks 4 100 "$weft" "${common[@]}" --sliding-window $window --context-parallel-size 4 --cp-comm-type "${words[@]}" \
-      --metrics "$work/many" >"$work/out" 2>"$work/err" </dev/null && text=$(compare "$work/one" "$work/many"); then
+      --metrics "$work/many" >"$work/out" 2>"$work/err" </dev/null && text=$(compare_metrics "$work/one" "$work/many" 5e-4 1e-2); then
       echo "ok     $tokens tokens, window $window, cp 4 $method: $text ($((SECONDS - begin)) s)"
     else
       echo "FAILED $tokens tokens, window $window, cp 4 $method: ${text:-}"

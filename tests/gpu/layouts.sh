@@ -53,20 +53,6 @@ run() {  # metrics-file ranks options...
   launch_ranks "$ranks" "${LIMIT:-100}" "$weft" "${common[@]}" --metrics "$metrics" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 
-# The largest relative difference of losses and of norms from a reference's.
-compare() {
-  awk -v file="$2" '
-    function value(line, key) { return match(line, "\"" key "\": [-0-9.e+]+") ? substr(line, RSTART + length(key) + 4, RLENGTH - length(key) - 4) + 0 : 0 }
-    function rel(a, b) { return (a > b ? a - b : b - a) / (b > 0 ? b : 1) }
-    { loss[NR] = value($0, "lm_loss"); norm[NR] = value($0, "grad_norm"); n = NR }
-    END {
-      while ((getline line < file) > 0) { m++; l = rel(value(line, "lm_loss"), loss[m]); g = rel(value(line, "grad_norm"), norm[m]);
-        if (l > worst_l) worst_l = l; if (g > worst_g) worst_g = g }
-      printf "%d of %d steps, loss %.1e, norm %.1e\n", m, n, worst_l, worst_g
-      exit !(m == n && n > 0 && worst_l < 2e-6 && worst_g < 2e-5)
-    }' "$1"
-}
-
 failed=0
 for model in ${MODELS:-llama gpt}; do
   declare -n options=$model
@@ -78,7 +64,7 @@ for model in ${MODELS:-llama gpt}; do
       IFS='|' read -r ranks words <<<"${layouts[$number]}"
       read -r -a more <<<"$words"
       begin=$SECONDS
-      if run "$work/many" "$ranks" "${options[@]}" --$precision "${more[@]}" && text=$(compare "$work/$model.one" "$work/many"); then
+      if run "$work/many" "$ranks" "${options[@]}" --$precision "${more[@]}" && text=$(compare_metrics "$work/$model.one" "$work/many" 2e-6 2e-5); then
         echo "ok     $model $precision $number ranks $ranks $words: $text ($((SECONDS - begin)) s)"
       else
         echo "FAILED $model $precision $number ranks $ranks $words: ${text:-}"

@@ -1,6 +1,6 @@
 #include "nn/attention/context/exchanged_attention.hpp"
 
-#include <array>
+#include <vector>
 
 #include "ops/elementwise.hpp"
 
@@ -20,37 +20,32 @@ ExchangedAttention::Columns ExchangedAttention::columns_of(std::int64_t width, i
   return {r / (ranks / heads) * head_dim_, head_dim_};
 }
 
-Tensor ExchangedAttention::to_heads(Lane& lane, const Tensor& blocks) const {
-  const std::vector<std::int64_t> rows(static_cast<std::size_t>(group_.size()), cut_.rows());
-  const Tensor received = lane.alloc(blocks.dtype(), blocks.shape(), "exchanged heads");
-  group_.all_to_all_into(lane, blocks, rows, received, rows).wait(lane);
-  if (cut_.chunks() == 1) return received;
-  Tensor whole = lane.alloc(blocks.dtype(), blocks.shape(), "exchanged heads");
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    for (int i = 0; i < cut_.chunks(); ++i) {
-      const Stretch chunk = stretch_of(cut_, rank, i);
-      ops::copy(lane, received.slice(rank * cut_.rows() + chunk.row, chunk.rows),
-                whole.slice(chunk.position, chunk.rows));
-    }
-  }
-  return whole;
-}
-
-Tensor ExchangedAttention::to_positions(Lane& lane, const Tensor& whole) const {
-  Tensor blocks = whole;
-  if (cut_.chunks() > 1) {
-    blocks = lane.alloc(whole.dtype(), whole.shape(), "exchanged heads");
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      for (int i = 0; i < cut_.chunks(); ++i) {
-        const Stretch chunk = stretch_of(cut_, rank, i);
-        ops::copy(lane, whole.slice(chunk.position, chunk.rows),
-                  blocks.slice(rank * cut_.rows() + chunk.row, chunk.rows));
-      }
-    }
-  }
+Tensor ExchangedAttention::exchange(Lane& lane, const Tensor& blocks) const {
   const std::vector<std::int64_t> rows(static_cast<std::size_t>(group_.size()), cut_.rows());
   const Tensor received = lane.alloc(blocks.dtype(), blocks.shape(), "exchanged heads");
   return group_.all_to_all_into(lane, blocks, rows, received, rows).wait(lane);
+}
+
+Tensor ExchangedAttention::reordered(Lane& lane, const Tensor& x, bool back) const {
+  Tensor y = lane.alloc(x.dtype(), x.shape(), "exchanged heads");
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    for (int i = 0; i < cut_.chunks(); ++i) {
+      const Stretch chunk = stretch_of(cut_, rank, i);
+      const std::int64_t by_rank = rank * cut_.rows() + chunk.row;
+      ops::copy(lane, x.slice(back ? chunk.position : by_rank, chunk.rows),
+                y.slice(back ? by_rank : chunk.position, chunk.rows));
+    }
+  }
+  return y;
+}
+
+Tensor ExchangedAttention::to_heads(Lane& lane, const Tensor& blocks) const {
+  const Tensor received = exchange(lane, blocks);
+  return cut_.chunks() == 1 ? received : reordered(lane, received, false);
+}
+
+Tensor ExchangedAttention::to_positions(Lane& lane, const Tensor& whole) const {
+  return exchange(lane, cut_.chunks() == 1 ? whole : reordered(lane, whole, true));
 }
 
 Tensor ExchangedAttention::forward(Lane& lane, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -26,7 +26,7 @@ class ExchangedAttention final : public CoreAttention {
 
  private:
   struct Saved {
-    std::int64_t q_width, kv_width;  // of a rank's columns before the exchange
+    std::int64_t q_width, kv_width;  // columns of the heads that a rank has after the exchange
   };
   // Columns of `width` that rank r of the group gets of each position: [begin, begin + count).
   struct Columns {
@@ -35,8 +35,14 @@ class ExchangedAttention final : public CoreAttention {
   Columns columns_of(std::int64_t width, int r) const;
   // [s/n, b, ...] of all heads, a block of columns for each rank -> [s, b, ...] of this rank's heads, in the
   // order of the sequence; and back.
+  // Both are [s, b, columns]: rows by rank on one side, by position on the other.
   Tensor to_heads(Lane& lane, const Tensor& blocks) const;
   Tensor to_positions(Lane& lane, const Tensor& whole) const;
+
+  // Every rank sends as many rows to each: [n · s/n, b, columns] by who gets, or got, them.
+  Tensor exchange(Lane& lane, const Tensor& blocks) const;
+  // A copy in which each rank's chunks stand in the order of the sequence, or (back) by rank again.
+  Tensor reordered(Lane& lane, const Tensor& x, bool back) const;
 
   int head_dim_;
   Communicator& group_;
