@@ -27,6 +27,15 @@ inline double bytes(const CrossEntropyResult& r) {
 inline double bytes(const ActivationAgain& a) {
   return bytes(a.dx) + bytes(a.y);
 }
+inline double bytes(const Routing& r) {
+  return bytes(r.probs) + bytes(r.experts);
+}
+inline double bytes(const ExpertOrder& o) {
+  return bytes(o.rows) + bytes(o.offsets);
+}
+inline double bytes(const ScaledActivationGradient& g) {
+  return bytes(g.dx) + bytes(g.dscale) + bytes(g.y);
+}
 inline double bytes(const AttentionResult& r) {
   return bytes(r.out) + bytes(r.lse);
 }
@@ -55,6 +64,16 @@ inline OperationCost cost_of(const char* twin, const Gemm& g, const Tensor&) {
           costs::bytes(g.a) + costs::bytes(g.b) + costs::bytes(g.bias) +
               costs::bytes(g.c) * (g.beta != 0 ? 2 : 1),
           2 * m * n * k};
+}
+
+// All rows count as some expert's: the device alone knows how many are.
+inline OperationCost cost_of(const char* twin, const GroupedGemm& g, const Tensor&) {
+  static constexpr const char* kForms[] = {"nt", "nn", "tn"};
+  const bool add = g.beta != 0;
+  return {fmt::format("{} {} {} of {}x{}, {} rows{}", twin, kForms[static_cast<int>(g.form)], g.experts(),
+                      g.out(), g.in(), g.rows(), add ? " add" : ""),
+          costs::bytes(g.a) + costs::bytes(g.b) + costs::bytes(g.c) * (add ? 2 : 1),
+          2 * static_cast<double>(g.rows()) * static_cast<double>(g.out()) * static_cast<double>(g.in())};
 }
 
 // How much of the queries × keys of attention is seen, as an area: half of a square under a causal mask.
@@ -94,6 +113,18 @@ inline OperationCost cost_of(const char* twin, const Tensor& dout, const Tensor&
 inline OperationCost cost_of(const char* twin, Activation, const Tensor& dy, const Tensor& x,
                              const ActivationAgain& again, const Tensor&, float, const Tensor&) {
   return {twin, costs::bytes(dy) + costs::bytes(x) + costs::bytes(again)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& logits, const Tensor& counted,
+                             const RouterOptions&, const Tensor& sums, const Tensor&) {
+  return {twin, costs::bytes(logits) + costs::bytes(counted) + costs::bytes(sums)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& experts, std::int64_t, const ExpertOrder& order,
+                             const Tensor&) {
+  return {twin, costs::bytes(experts) + costs::bytes(order)};
+}
+inline OperationCost cost_of(const char* twin, const Routing& routing, const Tensor& places, std::int64_t,
+                             std::int64_t, bool, const Tensor&) {
+  return {twin, costs::bytes(routing) + costs::bytes(places)};
 }
 // In place: read and written.
 inline OperationCost cost_of(const char* twin, const Tensor& x, const RopeTable& table,

@@ -24,6 +24,7 @@ struct RouterOptions {
   // topk / group_topk scores are open to a token; 0: all are.
   int groups = 0, group_topk = 0;
   double scale = 1;  // on the weights
+  bool operator==(const RouterOptions&) const = default;
 };
 
 struct Routing {
@@ -35,7 +36,9 @@ struct Routing {
 // `counted` [n] u8 (or undefined): tokens with 0 have no experts.
 Routing route(Lane& lane, const Tensor& logits, const Tensor& bias, const Tensor& counted,
               const RouterOptions& options);
-// dlogits [n, E] from dprobs [n, k]; nothing flows through the choice, nor through choices of −1.
+// dlogits [n, E] from dprobs [n, k]; nothing flows through the choice, nor through choices of −1. `routing`
+// is what route() returned: a choice that was dropped afterwards has dprobs 0 and still its share in the sum
+// that the weights of its token were divided by.
 Tensor route_backward(Lane& lane, const Tensor& dprobs, const Tensor& logits, const Routing& routing,
                       const RouterOptions& options);
 
@@ -76,6 +79,9 @@ struct ExpertOrder {
 // this many rows, its pairs first (more are a checked error).
 ExpertOrder expert_order(Lane& lane, const Tensor& experts, std::int64_t num_experts,
                          std::int64_t padded_to = 0);
+
+// Experts of [first, first + count) by their numbers there; −1 for all others.
+Tensor own_experts(Lane& lane, const Tensor& experts, std::int64_t first, std::int64_t count);
 
 // out [R, h]: out[rows[t, j]] = x[t]; rows that no pair has become 0.
 void spread_rows(Lane& lane, const Tensor& x, const Tensor& rows, const Tensor& out);

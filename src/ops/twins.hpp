@@ -7,6 +7,7 @@
 #include "ops/attention.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/dropout.hpp"
+#include "ops/moe.hpp"
 #include "ops/norm.hpp"
 #include "ops/normal.hpp"
 #include "ops/optimizer.hpp"
@@ -25,6 +26,20 @@ struct Gemm {
   std::int64_t m() const { return form == Form::kTN ? a.columns() : a.rows(); }
   std::int64_t n() const { return form == Form::kNT ? b.rows() : b.columns(); }
   std::int64_t k() const { return form == Form::kTN ? a.rows() : a.columns(); }
+};
+
+// A product for each expert, over its rows [offsets[e], offsets[e + 1]): kNT and kNN have them in a [R, ..]
+// and c [R, ..], with b [E · out, in]; kTN in a [R, out] and b [R, in], with c [E · out, in].
+struct GroupedGemm {
+  Gemm::Form form;
+  Tensor a, b, offsets, c;
+  float beta = 0;
+
+  std::int64_t rows() const { return a.dim(0); }
+  std::int64_t experts() const { return offsets.elems() - 1; }
+  const Tensor& weights() const { return form == Gemm::Form::kTN ? c : b; }
+  std::int64_t out() const { return weights().dim(0) / experts(); }
+  std::int64_t in() const { return weights().dim(1); }
 };
 
 namespace cpu {
