@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "checkpoint/reader.hpp"
 #include "comm/communicator.hpp"
@@ -21,13 +22,18 @@ struct CheckpointMeta {
   std::map<std::string, std::string> extra_files;  // name -> contents ("tokenizer.json"); rank 0's count
 };
 
-// dp: the ranks that hold the same parameters. tp: those that hold the other parts of them. pp: the other
-// stages.
+// tp: the ranks that hold the other parts of dense parameters. pp: the other stages.
 struct CheckpointGroups {
   Communicator& world;
-  Communicator& dp;
   Communicator& tp;
   Communicator& pp;
+};
+
+// The parameters of a rank that the same other ranks hold: dense ones, or those of experts.
+struct CheckpointPart {
+  ParamBuffer& buffer;
+  Optimizer* optimizer;  // null: weights only
+  Communicator& replicas;
 };
 
 struct SaveOptions {
@@ -45,14 +51,14 @@ struct SaveOptions {
 // still the latest. The bytes depend on nothing but the values and the layout. Where data-parallel ranks own
 // slices, whole tensors are gathered for it in the memory of the gradients. Frozen weights are written like
 // the others, from the compute dtype, without optimizer state.
-std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer& buffer,
-                                      const Optimizer& optimizer, const CheckpointMeta& meta,
+std::filesystem::path save_checkpoint(Lane& lane, const CheckpointGroups& groups,
+                                      const std::vector<CheckpointPart>& parts, const CheckpointMeta& meta,
                                       const std::filesystem::path& save, const SaveOptions& options = {});
 
 struct LoadOptions {
   bool optimizer_state =
       true;  // moments and the number of updates; false: weights only (--finetune, --no-load-optim)
-  // Tensors that this rank does not have are no error (it holds one stage of the model).
+  // Tensors that this rank does not have are no error (it holds one stage of the model, or some experts).
   bool part_of_model = false;
 };
 
@@ -61,12 +67,12 @@ struct LoadOptions {
 // missing, left over or of another shape; nothing is written then. Optimizer state of tensors that are frozen
 // now is passed over; tensors that were frozen when the checkpoint was written have none, and start with
 // zeros.
-void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuffer& buffer,
-                     Optimizer& optimizer, const LoadOptions& options = {});
+void load_checkpoint(Lane& lane, const CheckpointReader& reader, const std::vector<CheckpointPart>& parts,
+                     const LoadOptions& options = {});
 
 // Weights alone, from any source: into the master weights, published as above, or without an optimizer
 // straight into the buffer's. Errors as load_checkpoint.
-void load_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer,
+void load_weights(Lane& lane, const WeightSource& source, const std::vector<CheckpointPart>& parts,
                   bool part_of_model = false);
 
 // Writes a checkpoint of weights alone, tensor by tensor, without a model: conversion. F32, or F64 where

@@ -73,12 +73,22 @@ class Comparison {
   std::vector<std::string> missing_, different_, extra_;
 };
 
-// Reads this rank's part of the tensors of `slots` into `flat`; padding becomes zero.
-template <class Read>
-void read_slots(Lane& lane, const std::vector<ParamBuffer::Slot>& slots, const Tensor& flat,
+// Every slot whose weight a checkpoint holds.
+template <class Body>
+void for_each_held(const std::vector<CheckpointPart>& parts, const Body& body) {
+  for (const CheckpointPart& part : parts) {
+    for (const auto* slots : {&part.buffer.slots(), &part.buffer.frozen(), &part.buffer.states()}) {
+      for_each_part(*slots, body);
+    }
+  }
+}
+
+// Reads this rank's part of the tensors of `slots` into memory_of(slot); padding becomes zero.
+template <class MemoryOf, class Read>
+void read_slots(Lane& lane, const std::vector<ParamBuffer::Slot>& slots, const MemoryOf& memory_of,
                 const Read& read) {
   for_each_part(slots, [&](const ParamBuffer::Slot& slot, const LogicalTensor& part) {
-    Tensor local = slot.param->part_of(ParamBuffer::piece(flat, slot), part);
+    Tensor local = slot.param->part_of(memory_of(slot), part);
     if (part.cut < 0) return read(part.name, -1, std::int64_t{0}, std::int64_t{0}, local);
     const std::int64_t real = part.real_count(), padding = part.count - real;
     const auto range = [&](std::int64_t begin, std::int64_t count) {
@@ -94,30 +104,32 @@ template <class Read>
 void read_owned(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, const Read& read) {
   const Tensor flat =
       buffer.distributed() && owned.raw() != buffer.weights().raw() ? buffer.scratch() : owned;
-  read_slots(lane, buffer.slots(), flat, read);
+  read_slots(
+      lane, buffer.slots(), [&](const ParamBuffer::Slot& slot) { return ParamBuffer::piece(flat, slot); }, read);
   buffer.keep_owned(lane, flat, owned);
 }
 
-void read_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer) {
-  const Tensor& flat = optimizer != nullptr ? optimizer->master() : buffer.weights();
+void read_weights(Lane& lane, const WeightSource& source, const CheckpointPart& part) {
+  const ParamBuffer& buffer = part.buffer;
+  const Tensor& flat = part.optimizer != nullptr ? part.optimizer->master() : buffer.weights();
   const auto read = [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count,
                         const Tensor& out) {
     ops::fill_on_host(lane, out,
                       [&](const Tensor& host) { source.read(lane, name, dim, begin, count, host); });
   };
   read_owned(lane, buffer, flat, read);
-  read_slots(lane, buffer.frozen(), buffer.weights(), read);
-  if (optimizer != nullptr) optimizer->publish(lane);
+  for (const auto* slots : {&buffer.frozen(), &buffer.states()}) {
+    read_slots(lane, *slots, [](const ParamBuffer::Slot& slot) { return slot.param->weight(); }, read);
+  }
+  if (part.optimizer != nullptr) part.optimizer->publish(lane);
 }
 
-void compare_weights(Comparison& comparison, const WeightSource& source, const ParamBuffer& buffer,
-                     bool part_of_model) {
+void compare_weights(Comparison& comparison, const WeightSource& source,
+                     const std::vector<CheckpointPart>& parts, bool part_of_model) {
   Comparison::Needed needed;
-  for (const auto* slots : {&buffer.slots(), &buffer.frozen()}) {
-    for_each_part(*slots, [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
-      needed.emplace(part.name, part.global);
-    });
-  }
+  for_each_held(parts, [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
+    needed.emplace(part.name, part.global);
+  });
   comparison.compare(
       "", needed, source.names(), part_of_model,
       [&](const std::string& name) { return source.contains(name); },
@@ -138,22 +150,27 @@ void check_states(const CheckpointInfo& info, const std::vector<Optimizer::State
 
 }  // namespace
 
-void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuffer& buffer,
-                     Optimizer& optimizer, const LoadOptions& options) {
+void load_checkpoint(Lane& lane, const CheckpointReader& reader, const std::vector<CheckpointPart>& parts,
+                     const LoadOptions& options) {
   const CheckpointInfo& info = reader.info();
-  const std::vector<Optimizer::State> states =
-      options.optimizer_state ? optimizer.state() : std::vector<Optimizer::State>{};
+  const auto states_of = [&](const CheckpointPart& part) {
+    return options.optimizer_state ? part.optimizer->state() : std::vector<Optimizer::State>{};
+  };
+  const std::vector<Optimizer::State> states = states_of(parts.front());
   if (options.optimizer_state) check_states(info, states);
   Comparison comparison(reader.description());
-  compare_weights(comparison, reader, buffer, options.part_of_model);
+  compare_weights(comparison, reader, parts, options.part_of_model);
   // State of what was frozen, or is now, may be missing or left over.
   Comparison::Needed needed;
-  for_each_part(buffer.slots(), [&](const ParamBuffer::Slot&, const LogicalTensor& part) {
-    if (!was_frozen(info, part.name)) needed.emplace(part.name, part.global);
-  });
   std::set<std::string> frozen;
-  for_each_part(buffer.frozen(),
-                [&](const ParamBuffer::Slot&, const LogicalTensor& part) { frozen.insert(part.name); });
+  for (const CheckpointPart& part : parts) {
+    for_each_part(part.buffer.slots(), [&](const ParamBuffer::Slot&, const LogicalTensor& tensor) {
+      if (!was_frozen(info, tensor.name)) needed.emplace(tensor.name, tensor.global);
+    });
+    for_each_part(part.buffer.frozen(), [&](const ParamBuffer::Slot&, const LogicalTensor& tensor) {
+      frozen.insert(tensor.name);
+    });
+  }
   for (const Optimizer::State& state : states) {
     std::vector<std::string> held;
     for (const CheckpointTensor& tensor : info.tensors) {
@@ -166,24 +183,26 @@ void load_checkpoint(Lane& lane, const CheckpointReader& reader, const ParamBuff
   }
   comparison.check();
 
-  for (const Optimizer::State& state : states) {
-    read_owned(
-        lane, buffer, state.flat,
-        [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count, const Tensor& out) {
-          if (was_frozen(info, name)) return ops::fill(lane, out, 0);
-          reader.read_kind(lane, state.name, name, dim, begin, count, out);
-        });
+  for (const CheckpointPart& part : parts) {
+    for (const Optimizer::State& state : states_of(part)) {
+      read_owned(
+          lane, part.buffer, state.flat,
+          [&](const std::string& name, int dim, std::int64_t begin, std::int64_t count, const Tensor& out) {
+            if (was_frozen(info, name)) return ops::fill(lane, out, 0);
+            reader.read_kind(lane, state.name, name, dim, begin, count, out);
+          });
+    }
+    if (options.optimizer_state) part.optimizer->set_steps(info.optimizer_steps);
+    read_weights(lane, reader, part);
   }
-  if (options.optimizer_state) optimizer.set_steps(info.optimizer_steps);
-  read_weights(lane, reader, buffer, &optimizer);
 }
 
-void load_weights(Lane& lane, const WeightSource& source, const ParamBuffer& buffer, Optimizer* optimizer,
+void load_weights(Lane& lane, const WeightSource& source, const std::vector<CheckpointPart>& parts,
                   bool part_of_model) {
   Comparison comparison(source.description());
-  compare_weights(comparison, source, buffer, part_of_model);
+  compare_weights(comparison, source, parts, part_of_model);
   comparison.check();
-  read_weights(lane, source, buffer, optimizer);
+  for (const CheckpointPart& part : parts) read_weights(lane, source, part);
 }
 
 }  // namespace weft

@@ -23,8 +23,8 @@ struct Portion {
   const ParamBuffer::Slot* slot;
   const LogicalTensor* part;
 
-  // Out of all values of its kind; `weights` has the frozen ones.
-  Tensor values(const Tensor& full, const Tensor& weights) const;
+  // Out of all values of its kind; what is not trained has its weight alone.
+  Tensor values(const Tensor& full) const;
 };
 
 Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
@@ -35,9 +35,10 @@ Tensor without_padding(const Tensor& local, const LogicalTensor& part) {
   return local.slice_columns(0, part.real_count());
 }
 
-Tensor Portion::values(const Tensor& full, const Tensor& weights) const {
-  const Tensor& from = slot->param->trains() ? full : weights;
-  return without_padding(slot->param->part_of(ParamBuffer::piece(from, *slot), *part), *part);
+Tensor Portion::values(const Tensor& full) const {
+  const Param& param = *slot->param;
+  const Tensor from = param.trains() ? ParamBuffer::piece(full, *slot) : param.weight();
+  return without_padding(param.part_of(from, *part), *part);
 }
 
 // Replicas share the work: the data-parallel rank that writes each slot. The largest go first, each to the
@@ -59,15 +60,15 @@ std::vector<int> writers_of(const std::vector<ParamBuffer::Slot>& slots, int ran
 
 // What several tensor-parallel ranks hold is written by the first of them; what another stage owns, there.
 // Kind by kind; frozen weights have no other kind.
-std::vector<Portion> portions_of_rank(const CheckpointGroups& groups,
+std::vector<Portion> portions_of_rank(const CheckpointGroups& groups, const Communicator& replicas,
                                       const std::vector<ParamBuffer::Slot>& slots,
                                       const std::vector<Optimizer::State>& kinds, const std::string& file) {
-  const std::vector<int> writers = writers_of(slots, groups.dp.size());
+  const std::vector<int> writers = writers_of(slots, replicas.size());
   std::vector<Portion> portions;
   for (const auto& [kind, flat] : kinds) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
       const ParamBuffer::Slot& slot = slots[i];
-      if (writers[i] != groups.dp.rank() || slot.param->traits().copy) continue;
+      if (writers[i] != replicas.rank() || slot.param->traits().copy) continue;
       if (!slot.param->trains() && kind != kWeightKind) continue;
       for (const LogicalTensor& part : slot.param->parts()) {
         if (!part.primary(groups.tp.rank()) || (part.cut >= 0 && part.real_count() == 0)) continue;
@@ -92,22 +93,31 @@ std::vector<Portion> portions_of_rank(const CheckpointGroups& groups,
 // This rank's file, written kind by kind.
 class Shard {
  public:
-  Shard(const fs::path& path, const std::vector<Portion>& portions) : path_(path), portions_(portions) {
+  // `portions`: of each part of the parameters.
+  Shard(const fs::path& path, const std::vector<std::string>& kinds,
+        const std::vector<std::vector<Portion>>& portions)
+      : path_(path), portions_(portions) {
     std::vector<SafetensorsWriter::Entry> entries;
-    for (const Portion& portion : portions_) {
-      Shape shape = portion.part->global;
-      if (portion.part->cut >= 0) shape.set(portion.part->cut, portion.part->real_count());
-      entries.push_back({portion.tensor.pieces.front().key, portion.tensor.dtype, shape});
+    // In the order of writing: kind by kind, and of each kind part by part.
+    for (const std::string& kind : kinds) {
+      for (const std::vector<Portion>& of_part : portions_) {
+        for (const Portion& portion : of_part) {
+          if (portion.tensor.kind != kind) continue;
+          Shape shape = portion.part->global;
+          if (portion.part->cut >= 0) shape.set(portion.part->cut, portion.part->real_count());
+          entries.push_back({portion.tensor.pieces.front().key, portion.tensor.dtype, shape});
+        }
+      }
     }
     writer_.emplace(path, entries);
   }
 
   // Tensors one by one; those that are not one block of host memory in the type of the file go through a
   // copy, one at a time.
-  void write(Lane& lane, const std::string& kind, const Tensor& full, const Tensor& weights) {
-    for (const Portion& portion : portions_) {
+  void write(Lane& lane, const std::string& kind, std::size_t part, const Tensor& full) {
+    for (const Portion& portion : portions_[part]) {
       if (portion.tensor.kind != kind) continue;
-      const Tensor values = portion.values(full, weights);
+      const Tensor values = portion.values(full);
       const DType dtype = portion.tensor.dtype;
       if (values.contiguous() && values.device().kind == DeviceKind::kCpu && values.dtype() == dtype) {
         writer_->write(values);
@@ -128,7 +138,7 @@ class Shard {
 
  private:
   fs::path path_;
-  const std::vector<Portion>& portions_;
+  const std::vector<std::vector<Portion>>& portions_;
   std::optional<SafetensorsWriter> writer_;
 };
 
@@ -181,49 +191,65 @@ void prepare(const fs::path& unfinished) {
 
 }  // namespace
 
-fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, ParamBuffer& buffer,
-                         const Optimizer& optimizer, const CheckpointMeta& meta, const fs::path& save,
-                         const SaveOptions& options) {
-  std::vector<Optimizer::State> kinds = {{kWeightKind, optimizer.master()}};
+fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const std::vector<CheckpointPart>& parts,
+                         const CheckpointMeta& meta, const fs::path& save, const SaveOptions& options) {
+  // Of each part the same kinds, in the same order.
+  const auto kinds_of = [&](const CheckpointPart& part) {
+    std::vector<Optimizer::State> kinds = {{kWeightKind, part.optimizer->master()}};
+    if (!options.optimizer_state) return kinds;
+    for (Optimizer::State& state : part.optimizer->state()) kinds.push_back(std::move(state));
+    return kinds;
+  };
   CheckpointInfo info =
       info_of(meta, fmt::format(R"({{"ranks": {}, "dp": {}, "tp": {}, "pp": {}}})", groups.world.size(),
-                                groups.dp.size(), groups.tp.size(), groups.pp.size()));
-  if (options.optimizer_state) {
-    for (Optimizer::State& state : optimizer.state()) {
-      info.states.push_back(state.name);
-      kinds.push_back(std::move(state));
-    }
-    info.optimizer_steps = optimizer.steps();
-  }
+                                parts.front().replicas.size(), groups.tp.size(), groups.pp.size()));
+  std::vector<std::string> kinds;
+  for (const Optimizer::State& kind : kinds_of(parts.front())) kinds.push_back(kind.name);
+  info.states.assign(kinds.begin() + 1, kinds.end());
+  if (options.optimizer_state) info.optimizer_steps = parts.front().optimizer->steps();
 
   const bool first = groups.world.rank() == 0;
   const fs::path unfinished = unfinished_folder(save, meta.iteration);
   Agreement ranks(lane, groups.world,
                   fmt::format("saving iteration {} failed on rank {} (dp {}, tp {}, pp {})", meta.iteration,
-                              groups.world.rank(), groups.dp.rank(), groups.tp.rank(), groups.pp.rank()));
+                              groups.world.rank(), parts.front().replicas.rank(), groups.tp.rank(),
+                              groups.pp.rank()));
   try {
     ranks.all([&] {
       if (first) prepare(unfinished);
     });
     ShardText mine;
     const std::string file = shard_name(groups.world.rank());
-    std::vector<ParamBuffer::Slot> slots = buffer.slots();
-    slots.insert(slots.end(), buffer.frozen().begin(), buffer.frozen().end());
-    const std::vector<Portion> portions = portions_of_rank(groups, slots, kinds, file);
+    std::vector<std::vector<ParamBuffer::Slot>> slots;
+    std::vector<std::vector<Portion>> portions;
+    slots.reserve(parts.size());  // portions refer to them
+    std::size_t count = 0;
+    for (const CheckpointPart& part : parts) {
+      const ParamBuffer& buffer = part.buffer;
+      std::vector<ParamBuffer::Slot>& all = slots.emplace_back(buffer.slots());
+      all.insert(all.end(), buffer.frozen().begin(), buffer.frozen().end());
+      all.insert(all.end(), buffer.states().begin(), buffer.states().end());
+      portions.push_back(portions_of_rank(groups, part.replicas, all, kinds_of(part), file));
+      count += portions.back().size();
+    }
     std::optional<Shard> shard;
     ranks.all([&] {
-      if (!portions.empty()) shard.emplace(unfinished / file, portions);
+      if (count > 0) shard.emplace(unfinished / file, kinds, portions);
     });
-    for (const Optimizer::State& state : kinds) {
-      // Gathering is a collective: a rank that cannot write must not be missed in it.
-      const Tensor full = buffer.gather_owned(lane, state.flat);
-      ranks.all([&] {
-        if (shard) shard->write(lane, state.name, full, buffer.weights());
-      });
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        // Gathering is a collective: a rank that cannot write must not be missed in it.
+        const Tensor full = parts[part].buffer.gather_owned(lane, kinds_of(parts[part])[kind].flat);
+        ranks.all([&] {
+          if (shard) shard->write(lane, kinds[kind], part, full);
+        });
+      }
     }
     ranks.all([&] {
       if (shard) mine.files.push_back(shard->commit());
-      for (const Portion& portion : portions) mine.pieces.push_back(portion.tensor);
+      for (const std::vector<Portion>& of_part : portions) {
+        for (const Portion& portion : of_part) mine.pieces.push_back(portion.tensor);
+      }
     });
     const std::vector<std::string> texts = ranks.gather(to_text(mine));
     ranks.all([&] {

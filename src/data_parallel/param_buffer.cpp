@@ -32,6 +32,7 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
   const auto place = [&](bool tied) {
     for (auto it = params.all().rbegin(); it != params.all().rend(); ++it) {
       Param& param = **it;
+      if (param.traits().expert != options.experts) continue;
       if ((param.owner() != nullptr) != tied || !param.trains()) continue;
       const bool alone = tied || param.traits().own_bucket;
       if (alone) close_bucket();
@@ -52,12 +53,13 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
   weight_buckets_ = buckets_.size();
   place(true);
   find_pieces();
-  std::int64_t weights = elems_;
+  std::int64_t weights = elems_, states = 0;
   for (auto it = params.all().rbegin(); it != params.all().rend(); ++it) {
     Param& param = **it;
-    if (param.trains() || param.owner() != nullptr) continue;
-    frozen_.push_back({&param, weights, param.local_shape().elems()});
-    weights = round_up(weights + param.local_shape().elems(), kParamAlignment);
+    if (param.trains() || param.owner() != nullptr || param.traits().expert != options.experts) continue;
+    std::int64_t& at = param.state() ? states : weights;
+    (param.state() ? states_ : frozen_).push_back({&param, at, param.local_shape().elems()});
+    at = round_up(at + param.local_shape().elems(), kParamAlignment);
   }
 
   weights_ = lane.alloc(options.dtype, {weights}, "weights");
@@ -66,6 +68,11 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
     gradients_ = lane.alloc(accumulator_of(options.dtype), {end}, "gradients");
     ops::fill(lane, gradients_, 0);
   }
+  if (states > 0) {
+    state_values_ = lane.alloc(accumulator_of(options.dtype), {states}, "states");
+    ops::fill(lane, state_values_, 0);
+  }
+  for (const Slot& slot : states_) slot.param->bind(piece(state_values_, slot), Tensor(), nullptr);
   for (const Slot& slot : slots_) {
     slot.param->bind(piece(weights_, slot), options.gradients ? piece(gradients_, slot) : Tensor(), this);
   }
@@ -75,7 +82,7 @@ ParamBuffer::ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const P
                      this);
   }
   for (const auto& param : params.all()) {
-    if (!param->trains() && param->owner() != nullptr) {
+    if (!param->trains() && param->owner() != nullptr && param->traits().expert == options.experts) {
       param->bind(param->owner()->weight(), Tensor(), nullptr);
     }
   }

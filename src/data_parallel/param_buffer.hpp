@@ -8,7 +8,10 @@
 // Each rank owns the part of every bucket that it updates: all of it, or with `distributed` an equal slice,
 // whatever parameters lie there (ZeRO stage 1, Rajbhandari et al. 2020): gradients are reduce-scattered to
 // their owners, and updated weights gathered from them, bucket by bucket, while the next forward pass has
-// begun. What a rank owns has one order, that of `pieces`; tensors of a number for each owned element (master
+// begun. States (see LogicalTensor) are like frozen parameters, in memory of their own.
+//
+// Dense parameters and those of experts have a buffer each: other ranks hold the same ones. What a rank owns
+// has one order, that of `pieces`; tensors of a number for each owned element (master
 // weights, moments) are flat in it: [owned_elems].
 #pragma once
 
@@ -28,11 +31,12 @@ struct ParamBufferOptions {
   bool overlap = true;                     // reduce a bucket when it is full; else all at the end of the step
   bool gradients = true;                   // false: weights only (generation)
   bool distributed = false;                // every rank owns a slice of each bucket; else everything
+  bool experts = false;                    // of the set's parameters those of experts, else all others
 };
 
 class ParamBuffer final : public GradSink, public nn::WeightGate {
  public:
-  // Takes the memory from the lane and binds every parameter of the set to it. Contents are undefined until
+  // Takes the memory from the lane and binds every parameter of the set (see `experts`) to it. Contents are undefined until
   // initialised or loaded (padding between parameters is zero). `dp` and `params` outlive the buffer.
   ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const ParamBufferOptions& options);
 
@@ -45,6 +49,8 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
   const std::vector<Slot>& slots() const { return slots_; }
   // Those that are frozen and own their weight: offsets in weights() alone.
   const std::vector<Slot>& frozen() const { return frozen_; }
+  // States: their memory is param->weight() alone.
+  const std::vector<Slot>& states() const { return states_; }
   const Tensor& weights() const { return weights_; }  // [elems + frozen], compute dtype
   // [elems + tied], accumulator type
   const Tensor& gradients() const { return gradients_; }
@@ -112,14 +118,14 @@ class ParamBuffer final : public GradSink, public nn::WeightGate {
 
   Communicator& dp_;
   bool overlap_, distributed_;
-  std::vector<Slot> slots_, tied_, frozen_;
+  std::vector<Slot> slots_, tied_, frozen_, states_;
   std::vector<Piece> pieces_;
   std::map<const Param*, std::size_t> piece_of_;  // of those of which something is owned
   std::vector<Bucket> buckets_;
   std::size_t weight_buckets_ = 0;  // of buckets_; tied gradients follow
   std::map<const Param*, std::size_t> bucket_of_;
   std::map<int, std::vector<std::size_t>> buckets_of_block_;  // where its weights lie
-  Tensor weights_, gradients_;
+  Tensor weights_, gradients_, state_values_;
   std::int64_t elems_ = 0, owned_elems_ = 0;
   Lane* lane_ = nullptr;
   bool reduces_ = true;

@@ -75,6 +75,8 @@ Generator::Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DT
   model_ = build(spec_, lane_, {.params = params_, .tp = tp_, .dtype = dtype, .positions = positions});
   buffer_ = std::make_unique<ParamBuffer>(lane_, params_, *self_,
                                           ParamBufferOptions{.dtype = dtype, .gradients = false});
+  expert_buffer_ = std::make_unique<ParamBuffer>(
+      lane_, params_, *self_, ParamBufferOptions{.dtype = dtype, .gradients = false, .experts = true});
 }
 
 Shape Generator::cache_shape(const LayerSpec& layer, const GenerateRequest& request) const {
@@ -143,7 +145,9 @@ void Generator::agree(std::vector<std::int32_t>& chosen) {
 
 void Generator::rehearse(const GenerateRequest& request) {
   if (request.max_new_tokens == 0) return;
-  ops::fill(lane_, buffer_->weights(), 0.01);
+  for (ParamBuffer* buffer : {buffer_.get(), expert_buffer_.get()}) {
+    ops::fill(lane_, buffer->weights(), 0.01);
+  }
   KvCache cache = make_cache(request);
   const std::int64_t read = shortest(request.prompts), rest = read % kPrefillPiece;
   if (read >= kPrefillPiece) feed(request.prompts, 0, kPrefillPiece, cache);
@@ -207,7 +211,8 @@ GenerationMemory generation_memory(DeviceKind device, Workers& workers, const Mo
   std::int64_t positions = 1;
   for (const GenerateRequest& request : requests) positions = std::max(positions, request.positions());
   Generator generator(lane, *tp, config, dtype, positions);
-  GenerationMemory memory{.weights = generator.weights().weights().bytes()};
+  GenerationMemory memory{.weights = generator.weights().weights().bytes() +
+                                     generator.expert_weights().weights().bytes()};
   for (const GenerateRequest& request : requests) {
     generator.generate(request);
     memory.cache = std::max(memory.cache, generator.cache_bytes(request));

@@ -48,7 +48,9 @@ class Generator {
   // request. `positions`: the most that any request takes. Collective over tp, which outlives this.
   Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DType dtype, std::int64_t positions);
 
+  // Dense parameters, and those of experts (an empty buffer without any).
   ParamBuffer& weights() { return *buffer_; }
+  ParamBuffer& expert_weights() { return *expert_buffer_; }
   ParamSet& params() { return params_; }
 
   // Prompts and what follows them, an end token included. ConfigError with every problem before anything is
@@ -82,7 +84,7 @@ class Generator {
   DType dtype_;
   ParamSet params_;
   std::unique_ptr<GptModel> model_;
-  std::unique_ptr<ParamBuffer> buffer_;
+  std::unique_ptr<ParamBuffer> buffer_, expert_buffer_;
 };
 
 struct GenerationMemory {

@@ -12,6 +12,7 @@
 #include "nn/fused_head.hpp"
 #include "nn/linear.hpp"
 #include "nn/mlp.hpp"
+#include "nn/moe/moe_layer.hpp"
 #include "nn/norm.hpp"
 #include "nn/overlapped_linear.hpp"
 #include "nn/recompute.hpp"
@@ -29,6 +30,10 @@ class Builder {
  public:
   Builder(const ModelSpec& spec, Lane& lane, const BuildContext& context)
       : spec_(spec), lane_(lane), context_(context), tp_(context.tp.size()), tp_rank_(context.tp.rank()) {}
+
+  static ExpertSizes expert_sizes(const BuildContext& context) {
+    return context.experts ? context.experts->sizes : ExpertSizes{.etp = context.tp.size()};
+  }
 
   std::unique_ptr<GptModel> model() {
     const auto layers = static_cast<std::int64_t>(spec_.layers.size());
@@ -190,10 +195,11 @@ class Builder {
 
   // Every new parameter. The parts of one are frozen together (the options are checked for it).
   const Param* add(const std::string& name, std::vector<LogicalTensor> parts, ParamTraits traits) {
-    traits.frozen = is_frozen(spec_, parts.front().name);
+    const auto frozen = [&](const LogicalTensor& part) { return part.state || is_frozen(spec_, part.name); };
+    traits.frozen = frozen(parts.front());
     for (const LogicalTensor& part : parts) {
-      WEFT_CHECK(is_frozen(spec_, part.name) == traits.frozen, "{}: {} and {} are one parameter", name,
-                 parts.front().name, part.name);
+      WEFT_CHECK(frozen(part) == traits.frozen, "{}: {} and {} are one parameter", name, parts.front().name,
+                 part.name);
     }
     return context_.params.add(name, std::move(parts), traits);
   }
@@ -368,11 +374,20 @@ class Builder {
         row_linear(spec.proj, prefix + "linear_proj", q));
   }
 
-  std::unique_ptr<nn::Sublayer> mlp(const MlpSpec& spec, const std::string& prefix,
-                                    const nn::RecomputedNorm* norm) {
+  static std::vector<Rows> feed_forward_rows(const MlpSpec& spec) {
     const std::int64_t f = spec.ffn_hidden_size;
-    const std::vector<Rows> rows = spec.gated ? std::vector<Rows>{{"linear_gate", f}, {"linear_up", f}}
-                                              : std::vector<Rows>{{"linear_fc1", f}};
+    return spec.gated ? std::vector<Rows>{{"linear_gate", f}, {"linear_up", f}}
+                      : std::vector<Rows>{{"linear_fc1", f}};
+  }
+  static std::unique_ptr<nn::ActivationLayer> activation(const MlpSpec& spec) {
+    if (spec.gated) return std::make_unique<nn::GatedActivation>(spec.activation);
+    return std::make_unique<nn::PlainActivation>(spec.activation);
+  }
+
+  std::unique_ptr<nn::Sublayer> feed_forward(const MlpSpec& spec, const std::string& prefix,
+                                             const nn::RecomputedNorm* norm) {
+    const std::int64_t f = spec.ffn_hidden_size;
+    const std::vector<Rows> rows = feed_forward_rows(spec);
     const bool again = spec.activation_again && shared_->chunked == nullptr;
     const Param* left_bias = nullptr;
     auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", rows, norm,
@@ -381,14 +396,129 @@ class Builder {
       return std::make_unique<nn::ActivationAgainMlp>(std::move(fc1), left_bias, spec.activation, spec.gated,
                                                       plain_row_linear(spec.fc2, prefix + "linear_fc2", f));
     }
-    std::unique_ptr<nn::ActivationLayer> activation;
-    if (spec.gated) {
-      activation = std::make_unique<nn::GatedActivation>(spec.activation);
-    } else {
-      activation = std::make_unique<nn::PlainActivation>(spec.activation);
-    }
-    return std::make_unique<nn::Mlp>(std::move(fc1), std::move(activation),
+    return std::make_unique<nn::Mlp>(std::move(fc1), activation(spec),
                                      row_linear(spec.fc2, prefix + "linear_fc2", f));
+  }
+
+  // --- mixtures of experts
+
+  // Indices of an expert's tensor along `dim` on this rank.
+  LogicalTensor of_expert(const std::string& name, const Shape& global, int dim, std::int64_t expert,
+                          std::int64_t local_row, double std) const {
+    const ExpertSizes sizes = expert_sizes(context_);
+    const int etp_rank = (context_.experts ? context_.experts->group.rank() : tp_rank_) % sizes.etp;
+    const std::int64_t count = global[dim] / sizes.etp;
+    return {.name = name,
+            .global = global,
+            .cut = dim,
+            .begin = etp_rank * count,
+            .count = count,
+            .local_row = local_row,
+            .init = random(std),
+            .expert = static_cast<int>(expert)};
+  }
+
+  std::unique_ptr<nn::GroupedExperts> experts(const MlpSpec& spec, const std::string& prefix,
+                                              const nn::ExpertPlacement& placement) {
+    const std::int64_t h = spec_.hidden_size, f = spec.ffn_hidden_size, own = f / placement.etp;
+    const std::vector<const char*> names = spec.gated ? std::vector<const char*>{"linear_gate", "linear_up"}
+                                                      : std::vector<const char*>{"linear_fc1"};
+    std::vector<LogicalTensor> fc1, fc2;
+    for (std::int64_t i = 0; i < placement.local(); ++i) {
+      const std::int64_t e = placement.first() + i;
+      const std::string expert = fmt::format("{}experts.{}.", prefix, e);
+      for (const char* name : names) {
+        const auto row = static_cast<std::int64_t>(fc1.size()) * own;
+        fc1.push_back(of_expert(expert + name + ".weight", {f, h}, 0, e, row, spec.fc1.init_std));
+      }
+      fc2.push_back(of_expert(expert + "linear_fc2.weight", {h, f}, 1, e, i * h, spec.fc2.init_std));
+    }
+    ParamTraits marks = traits(true);
+    marks.expert = true;
+    const Param* first = add(prefix + "experts.linear_fc1.weight", std::move(fc1), marks);
+    const Param* second = add(prefix + "experts.linear_fc2.weight", std::move(fc2), marks);
+    return std::make_unique<nn::GroupedExperts>(*first, *second, spec.activation, spec.gated);
+  }
+
+  // What every rank of a tensor-parallel group has whole, but uses for its own tokens alone.
+  LogicalTensor of_router(const std::string& name, const Shape& global, Init init) const {
+    LogicalTensor tensor = whole(name, global, init);
+    tensor.partial_gradient = tp_ > 1;
+    return tensor;
+  }
+
+  std::unique_ptr<nn::Router> router(const MoeSpec& spec, const std::string& prefix, std::int64_t layer,
+                                     const nn::TokenShare& share) {
+    const std::string weight = prefix + "router.weight", bias = prefix + "router.expert_bias";
+    const Param* weights = add(
+        weight, {of_router(weight, {spec.experts, spec_.hidden_size}, random(spec.router.init_std))},
+        traits(true));
+    const Param* biases = nullptr;
+    if (spec.router.expert_bias) {
+      LogicalTensor state = whole(bias, {spec.experts}, {});
+      state.partial_gradient = false;
+      state.state = true;
+      biases = add(bias, {state}, traits(false));
+    }
+    const RouterSpec& r = spec.router;
+    const nn::RouterShape shape{
+        .experts = spec.experts,
+        .options = r.options,
+        .dtype = r.dtype == RouterDtype::kFp64 ? DType::kF64 : accumulator_of(context_.dtype),
+        .aux = r.aux,
+        .sequence_aux = r.sequence_aux,
+        .z = r.z,
+        .capacity_factor = r.capacity_factor,
+        .drop_by_position = r.drop_by_position};
+    std::optional<nn::RouterStatistics> statistics;
+    if (const Tensor& all = context_.router_statistics; all.defined()) {
+      statistics.emplace(all.slice(layer, 1).view({all.dim(1)}), spec.experts);
+    }
+    return std::make_unique<nn::Router>(shape, *weights, biases, share,
+                                        context_.experts ? context_.experts->microbatch : context_.tp,
+                                        std::move(statistics));
+  }
+
+  std::unique_ptr<nn::ExpertExchange> exchange(const MoeSpec& spec, const nn::ExpertPlacement& placement,
+                                               Communicator& group) {
+    if (group.size() == 1) return std::make_unique<nn::LocalExchange>(placement);
+    if (spec.dispatcher == TokenDispatcher::kAllGather) {
+      return std::make_unique<nn::AllGatherExchange>(placement, group);
+    }
+    return std::make_unique<nn::AllToAllExchange>(placement, group);
+  }
+
+  std::unique_ptr<nn::SharedExpert> shared_expert(const MlpSpec& spec, const std::string& prefix) {
+    const std::int64_t f = spec.ffn_hidden_size;
+    auto fc1 = column_linear(spec.fc1, prefix, "linear_fc1", feed_forward_rows(spec), nullptr);
+    return std::make_unique<nn::SharedExpert>(std::move(fc1), activation(spec),
+                                              row_linear(spec.fc2, prefix + "linear_fc2", f));
+  }
+
+  // The norm before it is kept, not recomputed: the router reads it, and the rows at experts are kept anyway.
+  std::unique_ptr<nn::Sublayer> feed_forward(const MoeSpec& spec, const std::string& prefix,
+                                             std::int64_t layer) {
+    Communicator& group = context_.experts ? context_.experts->group : context_.tp;
+    Communicator& microbatch = context_.experts ? context_.experts->microbatch : context_.tp;
+    const ExpertSizes sizes = expert_sizes(context_);
+    const nn::ExpertPlacement placement{.experts = spec.experts,
+                                        .topk = spec.router.options.topk,
+                                        .etp = sizes.etp,
+                                        .ep = sizes.ep,
+                                        .rank = group.rank(),
+                                        .microbatches = std::max(group.size() / microbatch.size(), 1),
+                                        .padded = spec.router.pad_to_capacity};
+    nn::MoeLayer::Parts parts;
+    if (spec_.sequence_parallel || tp_ == 1) {
+      parts.share = std::make_unique<nn::OwnTokens>();
+    } else {
+      parts.share = std::make_unique<nn::SharedTokens>(context_.tp);
+    }
+    parts.router = router(spec, prefix, layer, *parts.share);
+    parts.exchange = exchange(spec, placement, group);
+    parts.experts = experts(spec.expert, prefix, placement);
+    if (spec.shared) parts.shared = shared_expert(*spec.shared, prefix + "shared_experts.");
+    return std::make_unique<nn::MoeLayer>(std::move(parts));
   }
 
   static const nn::RecomputedNorm* recompute(std::unique_ptr<nn::Norm>& norm) {
@@ -400,7 +530,7 @@ class Builder {
 
   std::unique_ptr<nn::Layer> layer(const LayerSpec& spec, std::int64_t index) {
     const std::string prefix = fmt::format("decoder.layers.{}.", index);
-    const auto& feed_forward = std::get<MlpSpec>(spec.mlp);
+    const auto* dense = std::get_if<MlpSpec>(&spec.mlp);
     TransformerLayer::Slots slots;
     slots.input_norm = norm(spec.input_norm, prefix + "input_layernorm");
     const nn::RecomputedNorm* input_norm = nullptr;
@@ -412,10 +542,15 @@ class Builder {
     slots.pre_mlp_norm = norm(spec.pre_mlp_norm, prefix + "pre_mlp_layernorm");
     // In a feed-forward network that is recomputed whole, the norm's output is the input that is kept.
     const bool whole_mlp = recomputes(&RecomputeSpec::mlp);
-    if (recomputes(&RecomputeSpec::norms) && !whole_mlp) pre_mlp_norm = recompute(slots.pre_mlp_norm);
-    slots.mlp = mlp(feed_forward, prefix + "mlp.", pre_mlp_norm);
+    if (dense != nullptr) {
+      if (recomputes(&RecomputeSpec::norms) && !whole_mlp) pre_mlp_norm = recompute(slots.pre_mlp_norm);
+      slots.mlp = feed_forward(*dense, prefix + "mlp.", pre_mlp_norm);
+    } else {
+      slots.mlp = feed_forward(std::get<MoeSpec>(spec.mlp), prefix + "mlp.", index);
+    }
     if (whole_mlp) slots.mlp = std::make_unique<nn::RecomputedSublayer>(std::move(slots.mlp));
-    slots.mlp_bda = bias_dropout_add(spec.mlp_bda, feed_forward.fc2, prefix + "mlp.linear_fc2", index, "mlp");
+    slots.mlp_bda = bias_dropout_add(spec.mlp_bda, dense != nullptr ? dense->fc2 : LinearSpec{},
+                                     prefix + "mlp.linear_fc2", index, "mlp");
     return std::make_unique<TransformerLayer>(std::move(slots));
   }
 
@@ -435,7 +570,7 @@ std::int64_t padded_vocab_per_rank(const ModelSpec& spec, int tensor_parallel_si
 }
 
 std::unique_ptr<GptModel> build(const ModelSpec& spec, Lane& lane, const BuildContext& context) {
-  if (std::vector<std::string> problems = validate(spec, context.tp.size()); !problems.empty()) {
+  if (std::vector<std::string> problems = validate(spec, context.tp.size(), Builder::expert_sizes(context)); !problems.empty()) {
     throw ConfigError(std::move(problems));
   }
   return Builder(spec, lane, context).model();

@@ -35,7 +35,43 @@ constexpr std::array kScalingNames = {
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLinear, "linear"},
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLlama3, "llama3"},
 };
+constexpr std::array kScoreNames = {
+    EnumName<RouterScoreFunction>{RouterScoreFunction::kSoftmax, "softmax"},
+    EnumName<RouterScoreFunction>{RouterScoreFunction::kSigmoid, "sigmoid"},
+};
+constexpr std::array kRouterDtypeNames = {
+    EnumName<RouterDtype>{RouterDtype::kFp32, "fp32"},
+    EnumName<RouterDtype>{RouterDtype::kFp64, "fp64"},
+};
+constexpr std::array kBalancingNames = {
+    EnumName<LoadBalancing>{LoadBalancing::kNone, "none"},
+    EnumName<LoadBalancing>{LoadBalancing::kAuxLoss, "aux_loss"},
+    EnumName<LoadBalancing>{LoadBalancing::kSequenceAuxLoss, "seq_aux_loss"},
+};
+constexpr std::array kDropNames = {
+    EnumName<TokenDropPolicy>{TokenDropPolicy::kProbabilities, "probs"},
+    EnumName<TokenDropPolicy>{TokenDropPolicy::kPosition, "position"},
+};
+constexpr std::array kDispatcherNames = {
+    EnumName<TokenDispatcher>{TokenDispatcher::kAllToAll, "alltoall"},
+    EnumName<TokenDispatcher>{TokenDispatcher::kAllGather, "allgather"},
+};
 
+const auto& names_of(RouterScoreFunction) {
+  return kScoreNames;
+}
+const auto& names_of(RouterDtype) {
+  return kRouterDtypeNames;
+}
+const auto& names_of(LoadBalancing) {
+  return kBalancingNames;
+}
+const auto& names_of(TokenDropPolicy) {
+  return kDropNames;
+}
+const auto& names_of(TokenDispatcher) {
+  return kDispatcherNames;
+}
 const auto& names_of(PositionEmbedding) {
   return kPositionNames;
 }
@@ -81,6 +117,26 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("hidden_dropout", c.hidden_dropout);
   visit("attention_dropout", c.attention_dropout);
   visit("init_method_std", c.init_method_std);
+  visit("num_experts", c.moe.num_experts);
+  visit("moe_layer_freq", c.moe.layer_freq);
+  visit("moe_ffn_hidden_size", c.moe.ffn_hidden_size);
+  visit("moe_router_topk", c.moe.topk);
+  visit("moe_router_score_function", c.moe.score_function);
+  visit("moe_router_pre_softmax", c.moe.pre_softmax);
+  visit("moe_router_topk_scaling_factor", c.moe.scaling_factor);
+  visit("moe_router_num_groups", c.moe.num_groups);
+  visit("moe_router_group_topk", c.moe.group_topk);
+  visit("moe_router_enable_expert_bias", c.moe.expert_bias);
+  visit("moe_router_bias_update_rate", c.moe.bias_update_rate);
+  visit("moe_router_dtype", c.moe.router_dtype);
+  visit("moe_router_load_balancing_type", c.moe.load_balancing);
+  visit("moe_aux_loss_coeff", c.moe.aux_loss_coeff);
+  visit("moe_z_loss_coeff", c.moe.z_loss_coeff);
+  visit("moe_expert_capacity_factor", c.moe.expert_capacity_factor);
+  visit("moe_token_drop_policy", c.moe.token_drop_policy);
+  visit("moe_pad_expert_input_to_capacity", c.moe.pad_to_capacity);
+  visit("moe_shared_expert_intermediate_size", c.moe.shared_expert_size);
+  visit("moe_token_dispatcher_type", c.moe.dispatcher);
 }
 
 template <class T>
@@ -117,6 +173,9 @@ std::string field_from_json(const Json& json, T& value) {
       return "an integer";
     }
     value = json.get<T>();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!json.is_string()) return "a text";
+    value = json.get<T>();
   } else {
     if (!json.is_number()) return "a number";
     value = json.get<T>();
@@ -128,12 +187,22 @@ std::int64_t quotient_or_zero(std::int64_t a, std::int64_t b) {
   return b > 0 ? a / b : 0;
 }
 
-// Weights of one layer that stand in matrix products (biases and norms apart).
-std::int64_t matrix_weights_of_layer(const ModelConfig& c) {
+// Weights that stand in matrix products (biases and norms apart), of attention in one layer and of all
+// feed-forward networks, with `experts` of each mixture.
+std::int64_t attention_weights(const ModelConfig& c) {
   const std::int64_t heads = c.num_attention_heads * c.kv_channels,
                      groups = c.num_query_groups * c.kv_channels;
-  const std::int64_t attention = c.hidden_size * (heads + 2 * groups) + heads * c.hidden_size;
-  return attention + (c.gated ? 3 : 2) * c.hidden_size * c.ffn_hidden_size;
+  return c.hidden_size * (heads + 2 * groups) + heads * c.hidden_size;
+}
+std::int64_t matrix_weights(const ModelConfig& c, std::int64_t experts) {
+  const std::int64_t of_width = (c.gated ? 3 : 2) * c.hidden_size;
+  std::int64_t sum = c.num_layers * attention_weights(c);
+  for (const bool mixture : expert_layers(c.moe, c.num_layers)) {
+    sum += mixture ? of_width * (experts * c.moe.ffn_hidden_size + c.moe.shared_expert_size) +
+                         c.moe.num_experts * c.hidden_size
+                   : of_width * c.ffn_hidden_size;
+  }
+  return sum;
 }
 
 // Collects what is wrong with a configuration.
@@ -146,6 +215,7 @@ class Problems {
     if (list_.empty()) relations();  // they divide by sizes
     rotary();
     fractions();
+    experts();
     if (list_.empty()) magnitude();
     return std::move(list_);
   }
@@ -243,12 +313,22 @@ class Problems {
     }
   }
 
+  void experts() {
+    positive("--moe-ffn-hidden-size", c_.moe.ffn_hidden_size, true);
+    positive("--moe-shared-expert-intermediate-size", c_.moe.shared_expert_size, true);
+    for (std::string& problem : problems_of(c_.moe, c_.num_layers)) list_.push_back(std::move(problem));
+    if (c_.moe.num_experts > 0 && c_.add_bias_linear) {
+      add("--num-experts {}: experts have no biases; add --disable-bias-linear", c_.moe.num_experts);
+    }
+  }
+
   // Sizes that are possible one by one may still multiply beyond what 64 bits count.
   void magnitude() {
     const ModelConfig c = resolved(c_);
     const double h = static_cast<double>(c.hidden_size);
     const double heads = static_cast<double>(c.num_attention_heads) * static_cast<double>(c.kv_channels);
-    const double layer = h * (4 * heads + 3 * static_cast<double>(c.ffn_hidden_size));
+    const double experts = static_cast<double>(c.moe.num_experts) * static_cast<double>(c.moe.ffn_hidden_size);
+    const double layer = h * (4 * heads + 3 * (static_cast<double>(c.ffn_hidden_size) + experts));
     const double total =
         static_cast<double>(c.num_layers) * layer +
         h * (2 * static_cast<double>(c.vocab_size) + static_cast<double>(c.max_position_embeddings));
@@ -275,6 +355,10 @@ ModelConfig resolved(ModelConfig c) {
     constexpr std::int64_t kMultiple = 64;
     c.ffn_hidden_size = c.gated ? std::max(c.hidden_size * 8 / 3 / kMultiple, std::int64_t{1}) * kMultiple
                                 : 4 * c.hidden_size;
+  }
+  if (c.moe.num_experts > 0) {
+    if (c.moe.ffn_hidden_size == 0) c.moe.ffn_hidden_size = c.ffn_hidden_size;
+    if (problems_of(c.moe, c.num_layers).empty()) c.moe.layer_freq = layer_freq_of(expert_layers(c.moe, c.num_layers));
   }
   return c;
 }
@@ -327,7 +411,7 @@ std::int64_t parameter_count(const ModelConfig& config) {
   std::int64_t biases = 0;
   if (c.add_bias_linear || c.add_qkv_bias) biases += qkv;
   if (c.add_bias_linear) biases += h + (c.gated ? 2 : 1) * c.ffn_hidden_size + h;
-  std::int64_t count = c.num_layers * (matrix_weights_of_layer(c) + biases + 2 * norm) + norm;
+  std::int64_t count = matrix_weights(c, c.moe.num_experts) + c.num_layers * (biases + 2 * norm) + norm;
   count += c.vocab_size * h * (c.tied ? 1 : 2);
   if (c.position_embedding == PositionEmbedding::kLearnedAbsolute) count += c.max_position_embeddings * h;
   return count;
@@ -335,7 +419,7 @@ std::int64_t parameter_count(const ModelConfig& config) {
 
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length) {
   const ModelConfig c = resolved(config);
-  const auto weights = static_cast<double>(c.num_layers) * static_cast<double>(matrix_weights_of_layer(c)) +
+  const auto weights = static_cast<double>(matrix_weights(c, c.moe.topk)) +
                        static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
   const std::int64_t keys = c.sliding_window > 0 ? std::min(seq_length, c.sliding_window) : seq_length;
   const auto attention = static_cast<double>(c.num_layers) * static_cast<double>(c.num_attention_heads) *

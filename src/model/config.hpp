@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/moe_config.hpp"
 #include "ops/activation.hpp"
 
 namespace weft {
@@ -55,6 +56,8 @@ struct ModelConfig {
   double attention_dropout = 0.1;
   double init_method_std = 0.02;
 
+  MoeConfig moe;
+
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -70,7 +73,8 @@ ModelConfig model_config_from_json(const std::string& text);
 
 // Parameters of the model, and floating-point operations per token of a forward and backward pass over
 // sequences of `seq_length` by the field's convention: 6 N + 12 L A S with N the weights used in matrix
-// products (a tied embedding once), A = heads · head size, causal attention not halved.
+// products (a tied embedding once; of experts those that one token uses), A = heads · head size, causal
+// attention not halved.
 std::int64_t parameter_count(const ModelConfig& config);
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length);
 

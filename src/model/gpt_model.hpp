@@ -64,6 +64,13 @@ struct ContextParallel {
   Communicator *a2a = nullptr, *p2p = nullptr;
 };
 
+// The ranks that have a part of a layer's experts, and those that have tokens of one microbatch.
+struct ExpertParallel {
+  Communicator& group;  // of etp · ep ranks, expert-tensor-parallel ones next to each other
+  ExpertSizes sizes;
+  Communicator& microbatch;  // tensor- and context-parallel ranks together
+};
+
 // Where build() puts things.
 struct BuildContext {
   ParamSet& params;
@@ -74,6 +81,11 @@ struct BuildContext {
   nn::WeightGate* gate = nullptr;   // null: weights are whole before a forward pass begins
   DrainPoint weight_grads = DrainPoint::kLinear;  // where the schedule runs them
   std::optional<ContextParallel> context;         // none: a rank has whole sequences
+  // None: experts are cut as everything else is, over the tensor-parallel ranks.
+  std::optional<ExpertParallel> experts;
+  // [layers of the model, nn::RouterStatistics::columns] f64, where routers write what they have seen;
+  // undefined: nowhere.
+  Tensor router_statistics;
 };
 
 // The objects of a spec. The parameters get their memory later (data_parallel); tables are taken from the

@@ -29,6 +29,40 @@ bool matches(std::string_view pattern, std::string_view name) {
   return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
+ops::RouterScore score_of(const MoeConfig& c) {
+  if (c.score_function == RouterScoreFunction::kSigmoid) return ops::RouterScore::kSigmoid;
+  return c.pre_softmax ? ops::RouterScore::kSoftmaxOverAll : ops::RouterScore::kSoftmax;
+}
+
+MoeSpec moe_spec(const ModelConfig& config, const MlpSpec& dense) {
+  const MoeConfig& c = config.moe;
+  MlpSpec expert = dense;
+  expert.ffn_hidden_size = c.ffn_hidden_size;
+  MoeSpec spec{.experts = c.num_experts,
+               .router = {.options = {.topk = static_cast<int>(c.topk),
+                                      .score = score_of(c),
+                                      .groups = static_cast<int>(c.num_groups),
+                                      .group_topk = static_cast<int>(c.group_topk),
+                                      .scale = c.scaling_factor},
+                          .dtype = c.router_dtype,
+                          .expert_bias = c.expert_bias,
+                          .z = c.z_loss_coeff,
+                          .capacity_factor = c.expert_capacity_factor,
+                          .drop_by_position = c.token_drop_policy == TokenDropPolicy::kPosition,
+                          .pad_to_capacity = c.pad_to_capacity,
+                          .init_std = config.init_method_std},
+               .dispatcher = c.dispatcher,
+               .expert = expert,
+               .shared = std::nullopt};
+  if (c.load_balancing == LoadBalancing::kAuxLoss) spec.router.aux = c.aux_loss_coeff;
+  if (c.load_balancing == LoadBalancing::kSequenceAuxLoss) spec.router.sequence_aux = c.aux_loss_coeff;
+  if (c.shared_expert_size > 0) {
+    spec.shared = dense;
+    spec.shared->ffn_hidden_size = c.shared_expert_size;
+  }
+  return spec;
+}
+
 LayerSpec layer_spec(const ModelConfig& c) {
   const NormSpec norm{
       c.normalization == Normalization::kRmsNorm ? NormSpec::Kind::kRmsNorm : NormSpec::Kind::kLayerNorm,
@@ -63,9 +97,34 @@ std::string describe(const NormSpec& norm) {
                      norm.eps);
 }
 
+std::string describe(const MlpSpec& mlp) {
+  return fmt::format("    mlp             {}{} of {}{}\n", mlp.gated ? "gated " : "",
+                     ops::name_of(mlp.activation), mlp.ffn_hidden_size, mlp.fc1.bias ? ", fc1 bias" : "");
+}
+
+std::string describe(const MoeSpec& moe) {
+  const RouterSpec& r = moe.router;
+  std::string text = fmt::format(
+      "    router          top {} of {}{}{}{}{}{}{}\n", r.options.topk, moe.experts,
+      r.options.score == ops::RouterScore::kSigmoid ? ", sigmoid" : ", softmax",
+      r.options.groups > 0 ? fmt::format(", in {} of {} groups", r.options.group_topk, r.options.groups) : "",
+      r.expert_bias ? ", expert bias" : "", r.aux > 0 ? fmt::format(", aux loss {:g}", r.aux) : "",
+      r.sequence_aux > 0 ? fmt::format(", aux loss of sequences {:g}", r.sequence_aux) : "",
+      r.z > 0 ? fmt::format(", z-loss {:g}", r.z) : "");
+  if (r.capacity_factor > 0) text += fmt::format("      capacity      {:g} of an even share\n", r.capacity_factor);
+  text += fmt::format("    experts         {} x {}{} of {}\n", moe.experts, moe.expert.gated ? "gated " : "",
+                      ops::name_of(moe.expert.activation), moe.expert.ffn_hidden_size);
+  if (moe.shared) text += fmt::format("    shared expert   of {}\n", moe.shared->ffn_hidden_size);
+  return text;
+}
+
+bool output_bias(const LayerSpec& layer) {
+  const auto* mlp = std::get_if<MlpSpec>(&layer.mlp);
+  return mlp != nullptr && mlp->fc2.bias;
+}
+
 std::string describe(const LayerSpec& layer) {
   const SelfAttentionSpec& a = layer.self_attention;
-  const auto& mlp = std::get<MlpSpec>(layer.mlp);
   std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
   text += fmt::format(
       "    self_attention  {} heads of {}, {} key/value groups{}{}{}{}{}{}\n", a.heads, a.head_dim, a.groups,
@@ -83,9 +142,8 @@ std::string describe(const LayerSpec& layer) {
   text += fmt::format("    attention_bda   {}dropout {:g}\n", a.proj.bias ? "bias, " : "",
                       layer.attention_bda.dropout);
   text += fmt::format("    pre_mlp_norm    {}\n", describe(layer.pre_mlp_norm));
-  text += fmt::format("    mlp             {}{} of {}{}\n", mlp.gated ? "gated " : "",
-                      ops::name_of(mlp.activation), mlp.ffn_hidden_size, mlp.fc1.bias ? ", fc1 bias" : "");
-  text += fmt::format("    mlp_bda         {}dropout {:g}\n", mlp.fc2.bias ? "bias, " : "",
+  text += std::visit([](const auto& part) { return describe(part); }, layer.mlp);
+  text += fmt::format("    mlp_bda         {}dropout {:g}\n", output_bias(layer) ? "bias, " : "",
                       layer.mlp_bda.dropout);
   return text;
 }
@@ -112,13 +170,18 @@ std::string to_string(const ModelSpec& spec) {
 ModelSpec local_spec(const ModelConfig& given) {
   const ModelConfig c = resolved(given);
   const LayerSpec layer = layer_spec(c);
+  std::vector<LayerSpec> layers(static_cast<std::size_t>(c.num_layers), layer);
+  const std::vector<bool> mixtures = expert_layers(c.moe, c.num_layers);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (mixtures[i]) layers[i].mlp = moe_spec(c, std::get<MlpSpec>(layer.mlp));
+  }
   return {.hidden_size = c.hidden_size,
           .vocab_size = c.vocab_size,
           .vocab_divisible_by = c.make_vocab_size_divisible_by,
           .max_positions = c.max_position_embeddings,
           .embedding = {c.position_embedding == PositionEmbedding::kLearnedAbsolute, c.hidden_dropout,
                         c.init_method_std},
-          .layers = std::vector<LayerSpec>(static_cast<std::size_t>(c.num_layers), layer),
+          .layers = std::move(layers),
           .final_norm = layer.input_norm,
           .output = {.tied = c.tied, .init_std = c.init_method_std}};
 }
@@ -130,7 +193,9 @@ bool is_frozen(const ModelSpec& spec, const std::string& tensor) {
 
 ModelSpec fused_spec(const ModelConfig& config) {
   ModelSpec spec = local_spec(config);
-  for (LayerSpec& layer : spec.layers) std::get<MlpSpec>(layer.mlp).activation_again = true;
+  for (LayerSpec& layer : spec.layers) {
+    if (auto* mlp = std::get_if<MlpSpec>(&layer.mlp)) mlp->activation_again = true;
+  }
   // At 16384 tokens the weight gradient's extra bytes are a few percent of the logits'.
   spec.output.fused_rows = 16384;
   return spec;
@@ -148,19 +213,31 @@ ModelSpec evaluation_spec(const ModelConfig& config) {
 
 ModelSpec inference_spec(const ModelConfig& config) {
   ModelSpec spec = evaluation_spec(config);
-  for (LayerSpec& layer : spec.layers)
+  for (LayerSpec& layer : spec.layers) {
     layer.self_attention.core_attention.kind = CoreAttentionSpec::Kind::kCached;
+    // A token that is generated has no others to compete with.
+    if (auto* moe = std::get_if<MoeSpec>(&layer.mlp)) moe->router.capacity_factor = 0;
+  }
   return spec;
 }
 
-std::vector<std::string> validate(const ModelSpec& spec, int tp) {
+std::int64_t ModelSpec::experts() const {
+  for (const LayerSpec& layer : layers) {
+    if (const auto* moe = std::get_if<MoeSpec>(&layer.mlp)) return moe->experts;
+  }
+  return 0;
+}
+
+std::vector<std::string> validate(const ModelSpec& spec, int tp, const ExpertSizes& sizes) {
   std::vector<std::string> problems;
-  const auto divides = [&](std::int64_t size, const char* option) {
-    if (size % tp != 0) {
-      problems.push_back(
-          fmt::format("{} {} is not divisible by --tensor-model-parallel-size {}: choose a divisor of {}",
-                      option, size, tp, size));
+  const auto divides_by = [&](std::int64_t size, const char* option, int ranks, const char* ranks_option) {
+    if (size % ranks != 0) {
+      problems.push_back(fmt::format("{} {} is not divisible by {} {}: choose a divisor of {}", option, size,
+                                     ranks_option, ranks, size));
     }
+  };
+  const auto divides = [&](std::int64_t size, const char* option) {
+    divides_by(size, option, tp, "--tensor-model-parallel-size");
   };
   if (spec.layers.empty()) problems.emplace_back("--num-layers 0: a model needs at least one layer");
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
@@ -172,7 +249,15 @@ std::vector<std::string> validate(const ModelSpec& spec, int tp) {
           fmt::format("--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other",
                       a.groups, tp));
     }
-    divides(std::get<MlpSpec>(spec.layers[i].mlp).ffn_hidden_size, "--ffn-hidden-size");
+    if (const auto* mlp = std::get_if<MlpSpec>(&spec.layers[i].mlp)) {
+      divides(mlp->ffn_hidden_size, "--ffn-hidden-size");
+    } else {
+      const auto& moe = std::get<MoeSpec>(spec.layers[i].mlp);
+      divides_by(moe.experts, "--num-experts", sizes.ep, "--expert-model-parallel-size");
+      divides_by(moe.expert.ffn_hidden_size, "--moe-ffn-hidden-size", sizes.etp,
+                 "--expert-tensor-parallel-size");
+      if (moe.shared) divides(moe.shared->ffn_hidden_size, "--moe-shared-expert-intermediate-size");
+    }
     if (a.rotary != spec.layers[0].self_attention.rotary) {
       problems.push_back(
           fmt::format("layer {} has other rotary positions than layer 0: one table serves all layers", i));

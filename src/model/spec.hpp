@@ -10,6 +10,7 @@
 
 #include "model/config.hpp"
 #include "ops/activation.hpp"
+#include "ops/moe.hpp"
 
 namespace weft {
 
@@ -72,6 +73,27 @@ struct MlpSpec {
   bool operator==(const MlpSpec&) const = default;
 };
 
+struct RouterSpec {
+  ops::RouterOptions options;
+  RouterDtype dtype = RouterDtype::kFp32;
+  bool expert_bias = false;
+  // Coefficients of the losses that balance experts (see nn/moe/router.hpp).
+  double aux = 0, sequence_aux = 0, z = 0;
+  double capacity_factor = 0;  // 0: no token is dropped
+  bool drop_by_position = false, pad_to_capacity = false;
+  double init_std = 0.02;
+  bool operator==(const RouterSpec&) const = default;
+};
+
+struct MoeSpec {
+  std::int64_t experts = 0;
+  RouterSpec router;
+  TokenDispatcher dispatcher = TokenDispatcher::kAllToAll;
+  MlpSpec expert;  // each of them, without biases
+  std::optional<MlpSpec> shared;
+  bool operator==(const MoeSpec&) const = default;
+};
+
 struct BiasDropoutAddSpec {
   double dropout = 0;
   bool operator==(const BiasDropoutAddSpec&) const = default;
@@ -82,7 +104,7 @@ struct LayerSpec {
   SelfAttentionSpec self_attention;
   BiasDropoutAddSpec attention_bda;
   NormSpec pre_mlp_norm;
-  std::variant<MlpSpec> mlp;
+  std::variant<MlpSpec, MoeSpec> mlp;
   BiasDropoutAddSpec mlp_bda;
   bool operator==(const LayerSpec&) const = default;
 };
@@ -137,6 +159,8 @@ struct ModelSpec {
   // Tensors that are not trained: patterns of canonical names, in which * stands for any characters and ? for
   // one.
   std::vector<std::string> freeze;
+  // Of each layer that has some; 0: none has.
+  std::int64_t experts() const;
   bool operator==(const ModelSpec&) const = default;
 };
 
@@ -155,8 +179,12 @@ ModelSpec evaluation_spec(const ModelConfig& config);
 // The same with a key/value cache in place of saved activations: generation.
 ModelSpec inference_spec(const ModelConfig& config);
 
+// How the experts of a layer are cut: ep ranks have equal shares of them, and each is cut over etp ranks.
+struct ExpertSizes {
+  int ep = 1, etp = 1;
+};
 // What is wrong with a spec for this many tensor-parallel ranks, each with the numbers and the fix; empty: it
 // builds.
-std::vector<std::string> validate(const ModelSpec& spec, int tensor_parallel_size);
+std::vector<std::string> validate(const ModelSpec& spec, int tensor_parallel_size, const ExpertSizes& experts);
 
 }  // namespace weft

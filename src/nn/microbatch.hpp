@@ -23,6 +23,10 @@ struct MicrobatchData {
   // token begins, [b, s] i32, s the whole sequence also where a rank has a part of it. Undefined: every token
   // sees all before it.
   Tensor first_keys;
+  // Of models with experts, for the rows that this rank has outside tensor-parallel regions, [s, b]: whether
+  // a token counts (u8), which what only fills a sequence or a batch does not; and its number in the order of
+  // the whole microbatch (i32).
+  Tensor counted, places;
 };
 
 // A typed last-in first-out stack: forward pushes a module's Saved struct, backward pops it, in reverse.
@@ -118,6 +122,8 @@ struct Microbatch {
   MicrobatchData batch;
   RandomKey dropout_key;  // of (seed, step); sites add their own parts
   double loss_scale = 1;  // backward differentiates loss_scale · Σ losses
+  std::int64_t whole_tokens = 0;   // of all ranks that share the microbatch, what fills it up apart
+  std::int64_t target_tokens = 0;  // those of them with a loss
   SavedStack saved;
   WeightGrads later;
   Tensor losses;             // [s · b] per-token losses in the order of [s, b]; set by the head's forward

@@ -39,6 +39,11 @@ struct LogicalTensor {
   // replicas above, and what is used inside a sequence-parallel region. Otherwise all of them compute the
   // same.
   bool partial_gradient = false;
+  // Of an expert: its global number. It is cut over expert-tensor-parallel ranks and on one expert-parallel
+  // rank alone.
+  int expert = -1;
+  // Not trained, but changed by a rule of its own and kept in the accumulator type (a router's expert bias).
+  bool state = false;
 
   // `global` with dim `cut` replaced by `count`: padding included.
   Shape local_shape() const;
@@ -67,8 +72,10 @@ struct ParamTraits {
   // stage): drawn and loaded like it, updated with the same sum of gradients, but neither counted nor
   // written.
   bool copy = false;
-  // Never updated: it has no gradient, no optimizer state and no place in a bucket.
+  // Never updated by an optimizer: it has no gradient, no optimizer state and no place in a bucket.
   bool frozen = false;
+  // Of experts: the ranks that hold the same are those of the expert grid (see Mesh).
+  bool expert = false;
 };
 
 class Param {
@@ -82,13 +89,14 @@ class Param {
   const ParamTraits& traits() const { return traits_; }
   bool decay() const { return traits_.decay; }
   bool trains() const { return !traits_.frozen; }
+  bool state() const { return parts_.front().state; }
   // A second use of another parameter's weight (a tied output layer): weight() is the owner's memory,
   // main_grad() is its own and is added to the owner's once, after the step's last contribution. Null for
   // every other parameter.
   const Param* owner() const { return owner_; }
 
   // --- memory: views into the flat buffers of data_parallel, set once before the first step
-  const Tensor& weight() const { return weight_; }  // compute dtype
+  const Tensor& weight() const { return weight_; }  // compute dtype; of a state the accumulator type
   const Tensor& main_grad() const {
     return main_grad_;
   }  // accumulator type: Σ over target tokens of d loss / d weight

@@ -207,7 +207,7 @@ class Problems {
   void layout() {
     const ParallelConfig& p = c_.parallel;
     const std::int64_t tp = p.tensor_model_parallel_size, cp = p.context_parallel_size,
-                       pp = p.pipeline_model_parallel_size, ep = p.expert_model_parallel_size;
+                       pp = p.pipeline_model_parallel_size;
     const std::int64_t product = model_parallel_size(p);
     if (p.ranks > 0 && p.ranks % product != 0) {
       add("--ranks {} is not divisible by {} = --tensor-model-parallel-size {} x "
@@ -215,7 +215,7 @@ class Problems {
           "--context-parallel-size {}",
           p.ranks, product, tp, pp, cp);
     }
-    if (ep > 1) add("--expert-model-parallel-size {} needs experts, and this model has none", ep);
+    experts();
     const std::vector<std::string> context = context_problems(c_);
     std::copy(context.begin(), context.end(), std::back_inserter(list_));
     if (p.sequence_parallel && cp == 1 && c_.data.seq_length % tp != 0) {
@@ -236,6 +236,41 @@ class Problems {
     if (m.num_query_groups > 0 && m.num_query_groups % tp != 0 && tp % m.num_query_groups != 0) {
       add("--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other",
           m.num_query_groups, tp);
+    }
+  }
+
+  void experts() {
+    const ParallelConfig& p = c_.parallel;
+    const std::int64_t ep = p.expert_model_parallel_size, etp = p.expert_tensor_parallel_size;
+    if (model_is_loaded()) return;
+    const MoeConfig& moe = resolved(c_.model).moe;
+    if (moe.num_experts == 0) {
+      if (ep > 1) add("--expert-model-parallel-size {} needs experts: add --num-experts", ep);
+      if (etp > 0 && etp != p.tensor_model_parallel_size) {
+        add("--expert-tensor-parallel-size {} needs experts: add --num-experts", etp);
+      }
+      return;
+    }
+    const std::int64_t cut = etp > 0 ? etp : p.tensor_model_parallel_size;
+    if (moe.num_experts % ep != 0) {
+      add("--num-experts {} is not divisible by --expert-model-parallel-size {}: every rank has as many of "
+          "them",
+          moe.num_experts, ep);
+    }
+    if (moe.ffn_hidden_size % cut != 0) {
+      add("--moe-ffn-hidden-size {} is not divisible by --expert-tensor-parallel-size {}", moe.ffn_hidden_size,
+          cut);
+    }
+    const std::int64_t tp = p.tensor_model_parallel_size;
+    if (moe.shared_expert_size % tp != 0) {
+      add("--moe-shared-expert-intermediate-size {} is not divisible by --tensor-model-parallel-size {}",
+          moe.shared_expert_size, tp);
+    }
+    const std::int64_t of_stage = world_size(p) / p.pipeline_model_parallel_size;
+    if (of_stage % (ep * cut) != 0) {
+      add("{} ranks of a pipeline stage are not divisible by {} = --expert-model-parallel-size {} x "
+          "--expert-tensor-parallel-size {}",
+          of_stage, ep * cut, ep, cut);
     }
   }
 

@@ -8,6 +8,7 @@
 
 #include "core/log.hpp"
 #include "nn/gather.hpp"
+#include "nn/moe/balance.hpp"
 #include "ops/elementwise.hpp"
 #include "optim/finalize_gradients.hpp"
 #include "train/context_parallel.hpp"
@@ -38,15 +39,17 @@ RecomputeSpec recompute_of(const ParallelConfig& p) {
 // Chunks of --tp-comm-overlap: enough to hide three quarters, few enough for products to stay efficient.
 constexpr int kTensorParallelChunks = 4;
 
-FeedOptions feed_options(const EngineOptions& o, int cp_rank) {
+FeedOptions feed_options(const EngineOptions& o, int cp_rank, int tp_rank) {
   return {.micro_batch = o.micro_batch,
           .sequence_length = o.sequence_length,
           .order = o.sequence_order,
           .cp = o.layout.mesh.cp,
           .cp_rank = cp_rank,
           .sequence_parallel = o.sequence_parallel ? o.layout.mesh.tp : 1,
+          .sequence_parallel_rank = o.sequence_parallel ? tp_rank : 0,
           .positions = o.document_positions,
-          .documents = o.documents_apart};
+          .documents = o.documents_apart,
+          .experts = o.layout.experts};
 }
 
 ModelSpec training_spec(const EngineOptions& options) {
@@ -122,20 +125,33 @@ Layout layout_of(const TrainConfig& c) {
   const ParallelConfig& p = c.parallel;
   const ModelConfig m = resolved(c.model);
   const auto small = [](std::int64_t n) { return static_cast<int>(n); };
+  const bool experts = m.moe.num_experts > 0;
+  // Without experts the expert grid is never used, but must have the dense one's stages all the same.
+  ExpertSizes sizes = expert_sizes(p);
+  if (!experts) {
+    sizes = {.ep = 1,
+             .etp = p.use_tp_pp_dp_mapping ? small(p.tensor_model_parallel_size * p.context_parallel_size) : 0};
+  }
   return {
       .mesh = {.tp = small(p.tensor_model_parallel_size),
                .cp = small(p.context_parallel_size),
                .dp = small(data_parallel_size(p)),
                .pp = small(p.pipeline_model_parallel_size),
-               // No model has experts yet; in this order their grid must have the dense one's stages.
-               .etp =
-                   p.use_tp_pp_dp_mapping ? small(p.tensor_model_parallel_size * p.context_parallel_size) : 0,
+               .ep = sizes.ep,
+               .etp = sizes.etp,
                .pp_before_dp = p.use_tp_pp_dp_mapping},
       .pipeline = pipeline_shape(c),
       .stages = split_stages(stage_split(c)),
       .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
       .head_exchange = head_exchange(p),
-      .tied = m.tied};
+      .tied = m.tied,
+      .experts = experts};
+}
+
+ExpertSizes expert_sizes(const ParallelConfig& p) {
+  const std::int64_t etp =
+      p.expert_tensor_parallel_size > 0 ? p.expert_tensor_parallel_size : p.tensor_model_parallel_size;
+  return {.ep = static_cast<int>(p.expert_model_parallel_size), .etp = static_cast<int>(etp)};
 }
 
 Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model) {
@@ -149,7 +165,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     : lane_(lane),
       groups_(groups),
       options_(options),
-      feed_(feed_options(options, groups.cp().rank())),
+      feed_(feed_options(options, groups.cp().rank(), groups.tp().rank())),
       spec_(training_spec(options)),
       scaler_(scaler_for(options)) {
   ModelSpec evaluation = evaluation_spec(options.model);
@@ -173,6 +189,16 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
       .params = params_, .tp = groups_.tp(), .dtype = options.dtype, .positions = feed_.rows()};
   if (feed_.cut())
     context.context.emplace(ContextParallel{groups_.cp(), *feed_.cut(), groups_.a2a(), groups_.p2p()});
+  if (const ExpertGroups* experts = groups_.experts(); experts != nullptr) {
+    const Mesh& mesh = groups_.mesh();
+    context.experts.emplace(ExpertParallel{
+        *experts->etp_ep, {.ep = mesh.size(Axis::kEp), .etp = mesh.size(Axis::kEtp)}, *experts->tp_cp});
+    router_statistics_ = lane_.alloc(
+        DType::kF64,
+        {static_cast<std::int64_t>(spec_.layers.size()), nn::RouterStatistics::columns(spec_.experts())},
+        "router statistics");
+    context.router_statistics = router_statistics_;
+  }
   for (const StageRange& stage : options.layout.stages_of(groups_.mesh().coordinate(Axis::kPp))) {
     context.stage = stage;
     context.gate = distributed && options.overlap_param_gather ? &gate_ : nullptr;
@@ -181,65 +207,101 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     // Without dropout the two models are the same objects.
     if (spec_ != evaluation) evaluation_models_.push_back(build(evaluation, lane_, context));
   }
-  buffer_ = std::make_unique<ParamBuffer>(
-      lane_, params_, groups_.dp_cp(),
+  add_partition(false);
+  if (groups_.experts() != nullptr) add_partition(true);
+  if (!options.training) return;
+  if (may_record()) recordings_ = std::make_unique<StepRecordings>(params_);
+  dynamic_scale_ = options.dtype == DType::kF16 && options.optimizer.loss_scale == 0;
+}
+
+void Engine::add_partition(bool experts) {
+  const EngineOptions& options = options_;
+  Partition& p = partitions_.emplace_back();
+  p.replicas = experts ? groups_.experts()->edp.get() : &groups_.dp_cp();
+  p.buffer = std::make_unique<ParamBuffer>(
+      lane_, params_, *p.replicas,
       ParamBufferOptions{.dtype = options.dtype,
                          .bucket_elems = options.bucket_elems > 0 ? options.bucket_elems : 40'000'000,
                          .overlap = options.overlap_grad_reduce,
-                         .distributed = distributed});
-  gate_.buffer = buffer_.get();
+                         .distributed = options.training && options.distributed_optimizer,
+                         .experts = experts});
+  gate_.buffers.push_back(p.buffer.get());
   if (!options.training) return;
   const OptimizerConfig& o = options.optimizer;
-  optimizer_ = o.optimizer == OptimizerConfig::Kind::kSgd
-                   ? make_sgd(lane_, *buffer_, {.momentum = o.sgd_momentum})
-                   : make_adamw(lane_, *buffer_, {o.adam_beta1, o.adam_beta2, o.adam_eps});
-  norm_ = make_norm();
-  if (may_record()) recordings_ = std::make_unique<StepRecordings>(params_);
-  dynamic_scale_ = options.dtype == DType::kF16 && o.loss_scale == 0;
+  p.optimizer = o.optimizer == OptimizerConfig::Kind::kSgd
+                    ? make_sgd(lane_, *p.buffer, {.momentum = o.sgd_momentum})
+                    : make_adamw(lane_, *p.buffer, {o.adam_beta1, o.adam_beta2, o.adam_eps});
+  p.norm = make_norm(p);
 }
 
-std::unique_ptr<GradientNorm> Engine::make_norm() {
-  return std::make_unique<GradientNorm>(lane_, *buffer_, static_cast<int>(spec_.layers.size()) + 2,
-                                        groups_.tp().rank(), groups_.model(), groups_.dp_cp());
+std::vector<CheckpointPart> Engine::checkpoint_parts() const {
+  std::vector<CheckpointPart> parts;
+  for (const Partition& p : partitions_) parts.push_back({*p.buffer, p.optimizer.get(), *p.replicas});
+  return parts;
+}
+
+std::unique_ptr<GradientNorm> Engine::make_norm(const Partition& partition) {
+  const bool dense = partition.replicas == &groups_.dp_cp();
+  return std::make_unique<GradientNorm>(
+      lane_, *partition.buffer, static_cast<int>(spec_.layers.size()) + 2, groups_.tp().rank(),
+      dense ? groups_.model() : *groups_.experts()->model, *partition.replicas);
+}
+
+Tensor Engine::sums_of_squares() {
+  Tensor sums = partitions_.front().norm->sums(lane_);
+  for (std::size_t i = 1; i < partitions_.size(); ++i) {
+    ops::add_in_place(lane_, sums, partitions_[i].norm->sums(lane_));
+  }
+  return sums;
 }
 
 void Engine::read_marks() {
-  optimizer_->read_marks(lane_);
-  norm_ = make_norm();
+  for (Partition& p : partitions_) {
+    p.optimizer->read_marks(lane_);
+    p.norm = make_norm(p);
+  }
 }
 
 Engine::~Engine() = default;
 
 void Engine::initialize() {
   if (lane_.meta()) return;
-  // Drawn whole, in the precision of the master weights; kept is what this rank owns.
-  const Tensor full = optimizer_ == nullptr    ? buffer_->weights()
-                      : buffer_->distributed() ? buffer_->scratch()
-                                               : optimizer_->master();
   const auto draw = [&](const Param& param, const Tensor& into) {
     weft::initialize(lane_, param, into, RandomKey{static_cast<std::uint64_t>(options_.seed)});
   };
-  for (const ParamBuffer::Slot& slot : buffer_->slots()) draw(*slot.param, ParamBuffer::piece(full, slot));
-  for (const ParamBuffer::Slot& slot : buffer_->frozen()) draw(*slot.param, slot.param->weight());
-  if (optimizer_ == nullptr) return;
-  buffer_->keep_owned(lane_, full, optimizer_->master());
-  publish();
+  for (const Partition& p : partitions_) {
+    // Drawn whole, in the precision of the master weights; kept is what this rank owns.
+    const Tensor full = p.optimizer == nullptr    ? p.buffer->weights()
+                        : p.buffer->distributed() ? p.buffer->scratch()
+                                                  : p.optimizer->master();
+    for (const ParamBuffer::Slot& slot : p.buffer->slots()) draw(*slot.param, ParamBuffer::piece(full, slot));
+    for (const ParamBuffer::Slot& slot : p.buffer->frozen()) draw(*slot.param, slot.param->weight());
+    for (const ParamBuffer::Slot& slot : p.buffer->states()) draw(*slot.param, slot.param->weight());
+    if (p.optimizer != nullptr) p.buffer->keep_owned(lane_, full, p.optimizer->master());
+  }
+  if (options_.training) publish();
 }
 
 void Engine::publish() {
-  optimizer_->publish(lane_);
-  buffer_->start_gather(lane_);
-  buffer_->finish_gather(lane_);
+  for (const Partition& p : partitions_) p.optimizer->publish(lane_);
+  start_gather();
+  flush();
+}
+
+void Engine::start_gather() {
+  for (const Partition& p : partitions_) p.buffer->start_gather(lane_);
 }
 
 void Engine::flush() {
-  buffer_->finish_gather(lane_);
+  for (const Partition& p : partitions_) p.buffer->finish_gather(lane_);
 }
 
 Microbatch Engine::make_microbatch(const Batch& batch, std::int64_t iteration, bool keep) {
   Microbatch mb;
   mb.saved = SavedStack(keep);
   mb.batch = feed_.bring(lane_, batch);
+  mb.whole_tokens = options_.micro_batch * options_.sequence_length;
+  mb.target_tokens = batch.target_tokens;
   mb.dropout_key = RandomKey{static_cast<std::uint64_t>(options_.seed)}.with("dropout").with(
       static_cast<std::uint64_t>(iteration));
   return mb;
@@ -314,6 +376,11 @@ Tensor Engine::sum_over_ranks(const Passed& mine, bool stop) {
   return t;
 }
 
+Tensor Engine::sum_of_router_statistics() {
+  if (router_statistics_.defined()) groups_.world().all_reduce(lane_, router_statistics_).wait(lane_);
+  return router_statistics_;
+}
+
 Engine::WorldSums Engine::read(const Tensor& sums) {
   const std::vector<double> values = ops::to_host<double>(lane_, sums);
   return {values[0], values[1], values[2]};
@@ -321,7 +388,10 @@ Engine::WorldSums Engine::read(const Tensor& sums) {
 
 Engine::Passed Engine::forward_backward(std::int64_t iteration, std::int64_t microbatches,
                                         std::int64_t filled, const MicrobatchSource& source, bool reduce) {
-  buffer_->begin_step(lane_, static_cast<int>(microbatches), reduce);
+  for (const Partition& p : partitions_) {
+    p.buffer->begin_step(lane_, static_cast<int>(microbatches), reduce);
+  }
+  if (router_statistics_.defined()) ops::fill(lane_, router_statistics_, 0);
   Passed total = nothing_passed();
   const PipelineShape shape = pipeline(microbatches, false);
   const DrainPoint drain = drain_point();
@@ -368,7 +438,7 @@ bool Engine::may_record() const {
   const auto& mesh = options_.layout.mesh;
   return options_.record && lane_.device().kind == DeviceKind::kCuda && options_.training &&
          mesh.tp * mesh.cp * mesh.pp == 1 && options_.model.hidden_dropout == 0 &&
-         options_.model.attention_dropout == 0;
+         options_.model.attention_dropout == 0 && router_statistics_.defined() == false;
 }
 
 bool Engine::stays_on_device(std::int64_t microbatch, std::int64_t microbatches) const {
@@ -378,11 +448,13 @@ bool Engine::stays_on_device(std::int64_t microbatch, std::int64_t microbatches)
 }
 
 void Engine::finalize() {
-  finalize_gradients(lane_, *buffer_, {groups_.tp(), groups_.kv_replicas(), groups_.embedding()});
+  for (const Partition& p : partitions_) {
+    finalize_gradients(lane_, *p.buffer, {groups_.tp(), groups_.kv_replicas(), groups_.embedding()});
+  }
 }
 
 void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
-  ops::fill(lane_, buffer_->weights(), 0.01);
+  for (const Partition& p : partitions_) ops::fill(lane_, p.buffer->weights(), 0.01);
   const MicrobatchSource anything = [&](std::int64_t, Batch& out) {
     const auto tokens = static_cast<std::size_t>(options_.micro_batch * options_.sequence_length);
     out.rows = options_.micro_batch;
@@ -397,12 +469,13 @@ void Engine::rehearse(std::int64_t microbatches, bool evaluation) {
   };
   const Passed passed = forward_backward(1, microbatches, microbatches, anything);
   read(sum_over_ranks(passed, false));
+  sum_of_router_statistics();
   finalize();
-  if (optimizer_ != nullptr) {
-    ops::to_host<double>(lane_, norm_->sums(lane_));
-    optimizer_->step(lane_, {.lr = 0, .weight_decay = 0});
+  if (options_.training) {
+    ops::to_host<double>(lane_, sums_of_squares());
+    for (const Partition& p : partitions_) p.optimizer->step(lane_, {.lr = 0, .weight_decay = 0});
   }
-  buffer_->start_gather(lane_);
+  start_gather();
   flush();
   if (evaluation) evaluate(microbatches, anything);
 }
@@ -412,18 +485,20 @@ StepResult Engine::train_step(const StepInput& input) {
                                   ? input.filled_microbatches
                                   : input.microbatches * groups_.mesh().size(Axis::kDp);
   WorldSums sums;
-  std::vector<double> squares;
+  std::vector<double> squares, routers;
   double waited = 0;
   {  // What is on the device is gone before a step that is not finite is looked into: that takes a step's
      // memory.
     const Passed mine = forward_backward(input.iteration, input.microbatches, filled, input.source);
-    const Tensor statistics = sum_over_ranks(mine, input.stop_requested);
+    const Tensor statistics = sum_over_ranks(mine, input.stop_requested),
+                 of_routers = sum_of_router_statistics();
     finalize();
-    const Tensor sums_of_squares = norm_->sums(lane_);
+    const Tensor by_block = sums_of_squares();
     // The one place of a step where the host waits for the device.
     const auto before = std::chrono::steady_clock::now();
     sums = read(statistics);
-    squares = ops::to_host<double>(lane_, sums_of_squares);
+    squares = ops::to_host<double>(lane_, by_block);
+    if (of_routers.defined()) routers = ops::to_host<double>(lane_, of_routers);
     waited = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
   }
   StepResult result{
@@ -433,6 +508,7 @@ StepResult Engine::train_step(const StepInput& input) {
   result.loss_scale = scaler_.scale();
   const double scale = (options_.per_token_loss ? 1.0 / tokens : 1.0) / scaler_.scale();
   result.grad_norm = GradientNorm::norm(squares, scale);
+  result.experts = expert_loads(routers, spec_.experts(), scale);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (!finite && options_.on_nonfinite == TrainingConfig::OnNonfinite::kStop &&
       (!dynamic_scale_ || !std::isfinite(result.loss))) {
@@ -443,12 +519,14 @@ StepResult Engine::train_step(const StepInput& input) {
   if (!finite && !dynamic_scale_ && !skipped_before_) say_skipped(input, result);
   skipped_before_ = !finite;
   if (finite) {
-    optimizer_->step(
-        lane_, {.lr = input.lr,
-                .weight_decay = input.weight_decay,
-                .gradient_scale = scale * clip_coefficient(result.grad_norm, options_.optimizer.clip_grad)});
-    buffer_->start_gather(lane_);
-    if (!options_.overlap_param_gather) buffer_->finish_gather(lane_);
+    const UpdateStep update{
+        .lr = input.lr,
+        .weight_decay = input.weight_decay,
+        .gradient_scale = scale * clip_coefficient(result.grad_norm, options_.optimizer.clip_grad)};
+    for (const Partition& p : partitions_) p.optimizer->step(lane_, update);
+    move_expert_biases(lane_, params_, result.experts, options_.model.moe.bias_update_rate);
+    start_gather();
+    if (!options_.overlap_param_gather) flush();
   }
   return result;
 }
@@ -560,36 +638,65 @@ Engine::LossSum Engine::gradients(std::int64_t microbatches, const MicrobatchSou
       forward_backward(0, microbatches, microbatches * groups_.mesh().size(Axis::kDp), source);
   const WorldSums sums = read(sum_over_ranks(mine, false));
   finalize();
-  buffer_->gather_gradients(lane_);
-  ops::scale_in_place(lane_, buffer_->gradients(), 1.0 / std::max(sums.tokens, 1.0));
+  for (const Partition& p : partitions_) {
+    p.buffer->gather_gradients(lane_);
+    ops::scale_in_place(lane_, p.buffer->gradients(), 1.0 / std::max(sums.tokens, 1.0));
+  }
   return {sums.loss, static_cast<std::int64_t>(sums.tokens)};
 }
 
 void Engine::for_each_whole(bool gradients,
                             const std::function<void(const LogicalTensor&, const Tensor&)>& body) {
   flush();
-  if (groups_.dp_cp().rank() != 0) return;  // the first replica is enough
   const Layout& layout = options_.layout;
-  const int pp_rank = groups_.mesh().coordinate(Axis::kPp);
   for (int pp = 0; pp < layout.mesh.pp; ++pp) {
     for (const StageRange& stage : layout.stages_of(pp)) {
       for (const LogicalTensor& tensor : logical_tensors(spec_, stage)) {
-        if (gradients && is_frozen(spec_, tensor.name)) continue;
-        Tensor whole;
-        if (pp == pp_rank) {
-          const auto [param, part] = find_part(tensor.name);
-          const Tensor& all = gradients ? param->main_grad() : param->weight();
-          whole = gather_whole(lane_, groups_.tp(), *part, param->part_of(all, *part));
-        } else if (groups_.tp().rank() == 0) {
-          const DType dtype = gradients ? accumulator_of(options_.dtype) : options_.dtype;
-          whole = lane_.alloc(dtype, tensor.global, "gathered tensor");
-        }
-        if (groups_.tp().rank() != 0) continue;
-        groups_.pp().broadcast(lane_, whole, pp).wait(lane_);
+        if (gradients && (tensor.state || is_frozen(spec_, tensor.name))) continue;
+        const Tensor whole = tensor.expert >= 0 ? whole_of_expert(tensor, pp, gradients)
+                                                : whole_of_stage(tensor, pp, gradients);
         if (groups_.world().rank() == 0) body(tensor, whole);
       }
     }
   }
+}
+
+Tensor Engine::room_for_whole(const LogicalTensor& tensor, bool gradients) {
+  const DType dtype =
+      gradients || tensor.state ? accumulator_of(options_.dtype) : options_.dtype;
+  return lane_.alloc(dtype, tensor.global, "gathered tensor");
+}
+
+Tensor Engine::local_piece(const LogicalTensor& tensor, Communicator& cut, bool gradients) {
+  const auto [param, part] = find_part(tensor.name);
+  const Tensor& all = gradients ? param->main_grad() : param->weight();
+  return gather_whole(lane_, cut, *part, param->part_of(all, *part));
+}
+
+Tensor Engine::whole_of_stage(const LogicalTensor& tensor, int pp, bool gradients) {
+  if (groups_.dp_cp().rank() != 0) return {};  // the first replica is enough
+  Tensor whole;
+  if (pp == groups_.mesh().coordinate(Axis::kPp)) {
+    whole = local_piece(tensor, groups_.tp(), gradients);
+  } else if (groups_.tp().rank() == 0) {
+    whole = room_for_whole(tensor, gradients);
+  }
+  if (groups_.tp().rank() != 0) return {};
+  return groups_.pp().broadcast(lane_, whole, pp).wait(lane_);
+}
+
+Tensor Engine::whole_of_expert(const LogicalTensor& tensor, int pp, bool gradients) {
+  // Held by one expert-parallel rank of each expert grid; the grid of edp 0 tells all.
+  const Mesh& mesh = groups_.mesh();
+  const ExpertGroups& experts = *groups_.experts();
+  if (experts.edp->rank() != 0) return {};
+  const std::int64_t local = spec_.experts() / mesh.size(Axis::kEp);
+  const int owner = static_cast<int>(tensor.expert / local), etp = mesh.size(Axis::kEtp);
+  const bool mine = pp == mesh.coordinate(Axis::kPp) && owner == mesh.coordinate(Axis::kEp);
+  const Tensor whole =
+      mine ? local_piece(tensor, *experts.etp, gradients) : room_for_whole(tensor, gradients);
+  // experts.model has expert-tensor-parallel ranks fastest, stages slowest.
+  return experts.model->broadcast(lane_, whole, (pp * mesh.size(Axis::kEp) + owner) * etp).wait(lane_);
 }
 
 std::pair<const Param*, const LogicalTensor*> Engine::find_part(const std::string& name) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.hpp"
 #include "data/loader.hpp"
 #include "data_parallel/param_buffer.hpp"
 #include "model/gpt_model.hpp"
@@ -17,6 +18,7 @@
 #include "pipeline/executor.hpp"
 #include "train/config.hpp"
 #include "train/engine_stage.hpp"
+#include "train/expert_load.hpp"
 #include "train/groups.hpp"
 #include "train/microbatch_feed.hpp"
 #include "train/step_recordings.hpp"
@@ -52,6 +54,7 @@ struct StepResult {
   bool stop = false;        // some rank has been asked to stop
   std::string warning;      // to be said once; usually empty
   double waited_ms = 0;     // of the host for the device
+  std::vector<ExpertLoad> experts;  // by layer; empty: the model has none
 };
 
 struct EngineOptions {
@@ -91,6 +94,8 @@ struct EngineOptions {
 // How these options cut this model.
 Layout layout_of(const TrainConfig& config);
 Layout layout_of(const ParallelConfig& parallel, const ModelConfig& model);
+// How they cut the experts of a layer.
+ExpertSizes expert_sizes(const ParallelConfig& parallel);
 
 class Engine {
  public:
@@ -135,13 +140,25 @@ class Engine {
   // Logits of one microbatch of every data-parallel rank, in their order: [dp · s, b, V] fp32 (fp64),
   // unpadded vocabulary; on world rank 0, undefined elsewhere. Collective.
   Tensor logits(const Batch& batch);
-  // Whether other ranks hold other layers.
-  bool part_of_model() const { return groups_.pp().size() > 1; }
+  // Whether other ranks hold other layers or other experts.
+  bool part_of_model() const {
+    return groups_.pp().size() > 1 || groups_.mesh().size(Axis::kEp) > 1;
+  }
 
   const EngineOptions& options() const { return options_; }
   ParamSet& params() { return params_; }
-  ParamBuffer& buffer() { return *buffer_; }
-  Optimizer* optimizer() { return optimizer_.get(); }
+  // Dense parameters first, then those of experts, where there are any.
+  struct Partition {
+    std::unique_ptr<ParamBuffer> buffer;
+    std::unique_ptr<Optimizer> optimizer;  // null: no training
+    std::unique_ptr<GradientNorm> norm;
+    Communicator* replicas;  // the ranks that hold the same
+  };
+  const std::vector<Partition>& partitions() const { return partitions_; }
+  // Of the dense parameters.
+  ParamBuffer& buffer() { return *partitions_.front().buffer; }
+  Optimizer* optimizer() { return partitions_.front().optimizer.get(); }
+  std::vector<CheckpointPart> checkpoint_parts() const;
   LossScaler& loss_scaler() { return scaler_; }
   const ModelSpec& spec() const { return spec_; }
   // Bytes of saved activations of one microbatch by chunk of this rank, seen after the latest forward pass.
@@ -150,19 +167,31 @@ class Engine {
  private:
   // Stands between the model, which is built first, and the buffer of its parameters.
   struct Gate final : nn::WeightGate {
-    void open(Lane& lane, int block) override { buffer->open(lane, block); }
-    ParamBuffer* buffer = nullptr;
+    void open(Lane& lane, int block) override {
+      for (ParamBuffer* buffer : buffers) buffer->open(lane, block);
+    }
+    std::vector<ParamBuffer*> buffers;
   };
 
   // Of the parameters that this rank holds for good.
   std::pair<const Param*, const LogicalTensor*> find_part(const std::string& name) const;
   void for_each_whole(bool gradients, const std::function<void(const LogicalTensor&, const Tensor&)>& body);
+  Tensor room_for_whole(const LogicalTensor& tensor, bool gradients);
+  // Of this rank's stage and expert-parallel rank, whole on all ranks of `cut`.
+  Tensor local_piece(const LogicalTensor& tensor, Communicator& cut, bool gradients);
+  // On world rank 0, and undefined on some others.
+  Tensor whole_of_stage(const LogicalTensor& tensor, int pp, bool gradients);
+  Tensor whole_of_expert(const LogicalTensor& tensor, int pp, bool gradients);
   // This rank's part of the logits of one microbatch, on the last stage; undefined elsewhere.
   Tensor local_logits(const Batch& batch);
   // Parts of sequences as dp_cp() gathers them, [dp · cp · s/cp, b, ...] -> [dp · s, b, ...] in order.
   Tensor whole_sequences(const Tensor& parts);
   Microbatch make_microbatch(const Batch& batch, std::int64_t iteration, bool keep);
-  std::unique_ptr<GradientNorm> make_norm();
+  void add_partition(bool experts);
+  std::unique_ptr<GradientNorm> make_norm(const Partition& partition);
+  // Σ g² by block of all partitions, on the device [blocks] f64. Collective.
+  Tensor sums_of_squares();
+  void start_gather();
   DrainPoint drain_point() const;
   MessageShape message() const;
   PipelineShape pipeline(std::int64_t microbatches, bool forward_only) const;
@@ -178,6 +207,8 @@ class Engine {
     std::int64_t tokens = 0;
   };
   Passed nothing_passed();
+  // Of all ranks, on the device; undefined: the model has no experts. Collective.
+  Tensor sum_of_router_statistics();
   void add_losses(Passed& passed, const Microbatch& mb);
   // Sums over the world, in which each number counts once: [3] f64 on the device, and as numbers.
   struct WorldSums {
@@ -218,10 +249,9 @@ class Engine {
   ParamSet params_;
   Gate gate_;
   std::vector<std::unique_ptr<GptModel>> models_, evaluation_models_;  // by chunk
-  std::unique_ptr<ParamBuffer> buffer_;
-  std::unique_ptr<GradientNorm> norm_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<Partition> partitions_;
   std::unique_ptr<StepRecordings> recordings_;  // null: every operation is started by the host, each time
+  Tensor router_statistics_;  // see BuildContext; undefined: the model has no experts
   LossScaler scaler_;
   bool dynamic_scale_ = false;
   Batch host_;

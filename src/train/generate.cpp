@@ -232,7 +232,7 @@ std::vector<std::string> layout_problems(const GenerateOptions& options, const M
     problems.push_back(fmt::format("--ranks {}: generation runs on --tensor-model-parallel-size {} ranks",
                                    options.parallel.ranks, tp));
   }
-  for (const std::string& p : validate(inference_spec(model), tp)) problems.push_back(p);
+  for (const std::string& p : validate(inference_spec(model), tp, {1, tp})) problems.push_back(p);
   return problems;
 }
 
@@ -300,7 +300,9 @@ void generate_rank(Generation& run, Communicator& world) {
                          ? *alone
                          : device.world(world, rehearse, run.options.parallel.distributed_timeout_seconds);
   Generator generator(lane, tp, run.model.config, run.dtype, run.positions);
-  load_weights(lane, *run.model.weights, generator.weights(), nullptr);
+  const auto alone_dp = self_communicator("dp");
+  load_weights(lane, *run.model.weights,
+               {{generator.weights(), nullptr, *alone_dp}, {generator.expert_weights(), nullptr, *alone_dp}});
 
   const bool shows = tp.rank() == 0;
   std::optional<Display> display;

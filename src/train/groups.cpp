@@ -60,6 +60,14 @@ Groups::Groups(const Mesh& mesh, Communicator* world, std::unique_ptr<Communicat
   cp_ = make.along({Axis::kCp}, "cp");
   pp_ = make.along({Axis::kPp}, "pp");
   model_ = make.along({Axis::kTp, Axis::kPp}, "model");
+  if (layout.experts) {
+    experts_ = std::make_unique<ExpertGroups>(
+        ExpertGroups{.etp_ep = make.along({Axis::kEtp, Axis::kEp}, "etp-ep"),
+                     .etp = make.along({Axis::kEtp}, "etp"),
+                     .edp = make.along({Axis::kEdp}, "edp"),
+                     .model = make.along({Axis::kEtp, Axis::kEp, Axis::kPp}, "expert-model"),
+                     .tp_cp = make.along({Axis::kTp, Axis::kCp}, "tp-cp")});
+  }
   const std::vector<int> pipeline = mesh_.group({Axis::kPp});
   const auto rank_at = [&](int stage) {
     return pipeline[static_cast<std::size_t>(rank_of(layout.pipeline, stage))];

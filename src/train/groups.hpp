@@ -19,10 +19,20 @@ struct Layout {
   int kv_replicas = 1;             // neighbouring tensor-parallel ranks that share a key/value group
   int head_exchange = 0;           // neighbouring context-parallel ranks of kA2aP2p; 0: no layer has it
   bool tied = false;               // first and last stage hold the same embeddings
+  bool experts = false;            // some layer has experts
 
   int world() const { return mesh.tp * mesh.cp * mesh.dp * mesh.pp; }
   // Of one rank's chunks, in order.
   std::vector<StageRange> stages_of(int pp_rank) const;
+};
+
+// The groups of the expert grid.
+struct ExpertGroups {
+  std::unique_ptr<Communicator> etp_ep;  // share out the experts of a layer, expert-tensor-parallel first
+  std::unique_ptr<Communicator> etp;     // hold the other parts of the same experts
+  std::unique_ptr<Communicator> edp;     // hold the same experts
+  std::unique_ptr<Communicator> model;   // hold all experts of the model once
+  std::unique_ptr<Communicator> tp_cp;   // of the dense grid: have the tokens of one microbatch
 };
 
 class Groups {
@@ -41,6 +51,8 @@ class Groups {
   Communicator& pp() const { return *pp_; }
   // Tensor- and pipeline-parallel ranks together: one copy of the model.
   Communicator& model() const { return *model_; }
+  // Null where the model has no experts.
+  const ExpertGroups* experts() const { return experts_.get(); }
   // Null where this rank is not in one.
   Communicator* embedding() const { return embedding_.get(); }
   Communicator* kv_replicas() const { return kv_replicas_.get(); }
@@ -60,6 +72,7 @@ class Groups {
   std::unique_ptr<Communicator> own_world_;  // of a plan
   Communicator* world_;
   std::unique_ptr<Communicator> dp_cp_, tp_, cp_, pp_, model_, embedding_, kv_replicas_, a2a_, p2p_;
+  std::unique_ptr<ExpertGroups> experts_;
   std::vector<std::unique_ptr<Communicator>> channels_;
 };
 

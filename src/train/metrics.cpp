@@ -66,6 +66,20 @@ std::string_view for_each_line(std::string_view text, const Visit& visit) {
 
 }  // namespace
 
+std::string to_json(const ExpertMetrics& m) {
+  std::string layers;
+  std::int64_t dead = 0;
+  for (const LayerExperts& l : m.layers) {
+    layers += fmt::format(R"({}{{"layer": {}, "min": {}, "max": {}, "mean": {}, "dead": {}}})",
+                          layers.empty() ? "" : ", ", l.layer, number(l.min), number(l.max), number(l.mean),
+                          l.dead);
+    dead += l.dead;
+  }
+  return fmt::format(
+      R"("aux_loss": {}, "z_loss": {}, "tokens_per_expert": [{}], "dead_experts": {}, "drop_rate": {})",
+      number(m.aux_loss), number(m.z_loss), layers, dead, number(m.drop_rate));
+}
+
 std::string to_json(const StepMetrics& m) {
   std::string line = fmt::format(
       R"({{"iteration": {}, "lm_loss": {}, "grad_norm": {}, "lr": {}, "loss_scale": {}, "skipped": {}, "tokens": {}, )"
@@ -74,6 +88,7 @@ std::string to_json(const StepMetrics& m) {
       m.tokens, m.consumed_samples, number(m.step_ms), number(m.tokens_per_second),
       number(m.tflops_per_device), m.mfu ? number(*m.mfu) : "null");
   if (m.validation_loss) line += fmt::format(R"(, "validation_loss": {})", number(*m.validation_loss));
+  if (m.experts) line += ", " + to_json(*m.experts);
   return line + "}";
 }
 

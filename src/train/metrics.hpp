@@ -9,6 +9,18 @@
 
 namespace weft {
 
+// How busy the experts of a layer were: choices that fell on one of them.
+struct LayerExperts {
+  std::int64_t layer = 0;
+  double min = 0, max = 0, mean = 0;
+  std::int64_t dead = 0;  // experts that nothing fell on
+};
+struct ExpertMetrics {
+  double aux_loss = 0, z_loss = 0;  // means over layers, without coefficients
+  double drop_rate = 0;             // choices that full experts left out, of all
+  std::vector<LayerExperts> layers;
+};
+
 struct StepMetrics {
   std::int64_t iteration = 0;  // from 1
   double lm_loss = 0;          // mean over the target tokens of the global batch, before the update
@@ -23,6 +35,7 @@ struct StepMetrics {
   double tflops_per_device = 0;
   std::optional<double> mfu;              // none: the device's peak is not known
   std::optional<double> validation_loss;  // only on steps that an evaluation follows
+  std::optional<ExpertMetrics> experts;   // of models that have some
 };
 
 // One line without its end: 9 significant digits; NaN and infinity, which JSON cannot say, as null.

@@ -79,7 +79,28 @@ MicrobatchData MicrobatchFeed::bring(Lane& lane, const Batch& batch) const {
     }
     ops::from_host(lane, part, data.first_keys);
   }
+  if (options_.experts) bring_what_routers_ask(lane, batch, data);
   return data;
+}
+
+void MicrobatchFeed::bring_what_routers_ask(Lane& lane, const Batch& batch, MicrobatchData& data) const {
+  const std::int64_t b = options_.micro_batch, s = options_.sequence_length,
+                     mine = rows() / options_.sequence_parallel,
+                     first = mine * options_.sequence_parallel_rank;
+  const ops::RowPositions positions = cut_ ? cut_->positions(options_.cp_rank) : ops::RowPositions{};
+  std::vector<std::uint8_t> counted;
+  std::vector<std::int32_t> places;
+  for (std::int64_t row = first; row < first + mine && !lane.meta(); ++row) {
+    const std::int64_t at = positions.of(row);
+    for (std::int64_t i = 0; i < b; ++i) {
+      counted.push_back(at < s && batch.sample_ids[static_cast<std::size_t>(i)] != kNoSample);
+      places.push_back(static_cast<std::int32_t>(at * b + i));
+    }
+  }
+  data.counted = lane.alloc(DType::kU8, {mine, b}, "counted tokens");
+  data.places = lane.alloc(DType::kI32, {mine, b}, "places of tokens");
+  ops::from_host(lane, counted, data.counted);
+  ops::from_host(lane, places, data.places);
 }
 
 }  // namespace weft

@@ -14,9 +14,10 @@ struct FeedOptions {
   // How sequences are cut over `cp` ranks, of which each rank's rows are cut over `sequence_parallel` more.
   // What a length lacks to be cut evenly is filled up with tokens that count nowhere.
   nn::SequenceOrder order = nn::SequenceOrder::kZigzag;
-  int cp = 1, cp_rank = 0, sequence_parallel = 1;
+  int cp = 1, cp_rank = 0, sequence_parallel = 1, sequence_parallel_rank = 0;
   bool positions = false;  // from the data, one for each token (documents have their own)
   bool documents = false;  // are kept apart by attention
+  bool experts = false;    // what routers must know of each token
 };
 
 class MicrobatchFeed {
@@ -32,6 +33,8 @@ class MicrobatchFeed {
   MicrobatchData bring(Lane& lane, const Batch& batch) const;
 
  private:
+  void bring_what_routers_ask(Lane& lane, const Batch& batch, MicrobatchData& data) const;
+
   FeedOptions options_;
   std::optional<nn::SequenceCut> cut_;
 };

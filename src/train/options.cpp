@@ -433,6 +433,7 @@ void add_log_options(OptionSet& options, LogConfig& l) {
 void add_train_options(OptionSet& options, TrainConfig& config) {
   options.allow_files(preset_text, preset_names());
   add_model_options(options, config.model);
+  add_moe_options(options, config.model);
   add_data_options(options, config.data);
   add_training_options(options, config.training);
   add_optimizer_options(options, config.optimizer);

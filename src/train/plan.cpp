@@ -15,17 +15,16 @@ namespace weft {
 namespace {
 
 MemoryPlan describe(Engine& engine, const Arena& arena, std::size_t resident) {
-  const ParamBuffer& buffer = engine.buffer();
   MemoryPlan plan;
-  plan.weights = buffer.weights().bytes();
-  plan.gradients = buffer.gradients().bytes();
-  for (const auto* slots : {&buffer.slots(), &buffer.frozen()}) {
-    for (const ParamBuffer::Slot& slot : *slots) plan.parameters += slot.elems;
-  }
-  if (engine.optimizer() != nullptr) {
-    if (engine.optimizer()->master().raw() != buffer.weights().raw())
-      plan.optimizer += engine.optimizer()->master().bytes();
-    for (const Optimizer::State& state : engine.optimizer()->state()) plan.optimizer += state.flat.bytes();
+  for (const auto& [buffer, optimizer, norm, replicas] : engine.partitions()) {
+    plan.weights += buffer->weights().bytes();
+    plan.gradients += buffer->gradients().bytes();
+    for (const auto* slots : {&buffer->slots(), &buffer->frozen()}) {
+      for (const ParamBuffer::Slot& slot : *slots) plan.parameters += slot.elems;
+    }
+    if (optimizer == nullptr) continue;
+    if (optimizer->master().raw() != buffer->weights().raw()) plan.optimizer += optimizer->master().bytes();
+    for (const Optimizer::State& state : optimizer->state()) plan.optimizer += state.flat.bytes();
   }
   plan.tables = resident - std::min(resident, plan.weights + plan.gradients + plan.optimizer);
   plan.chunk_activations = engine.chunk_activation_bytes();

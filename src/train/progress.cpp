@@ -117,6 +117,26 @@ void IntervalMetrics::add(const StepMetrics& step) {
   tera_operations += step.tflops_per_device * step.step_ms / 1e3;
 }
 
+namespace {
+
+// Over all layers: the emptiest expert, the mean, the fullest.
+std::string experts_of_line(const ExpertMetrics& m) {
+  double least = 0, most = 0, mean = 0;
+  std::int64_t dead = 0;
+  for (const LayerExperts& layer : m.layers) {
+    least = &layer == &m.layers.front() ? layer.min : std::min(least, layer.min);
+    most = std::max(most, layer.max);
+    mean += layer.mean / static_cast<double>(m.layers.size());
+    dead += layer.dead;
+  }
+  return fmt::format(
+      " aux loss: {:.4f} | z loss: {:.4f} | tokens per expert (min/mean/max): {:.0f}/{:.0f}/{:.0f} | dead "
+      "experts: {} | dropped: {:.2f} % |",
+      m.aux_loss, m.z_loss, least, mean, most, dead, 100 * m.drop_rate);
+}
+
+}  // namespace
+
 std::string interval_line(const IntervalMetrics& interval, std::int64_t total, std::int64_t global_batch) {
   const StepMetrics& last = interval.last;
   const std::int64_t updates = interval.steps - interval.skipped;
@@ -131,6 +151,7 @@ std::string interval_line(const IntervalMetrics& interval, std::int64_t total, s
     line += fmt::format(" lm loss: {:.6E} |", interval.loss_sum / static_cast<double>(updates));
   line += fmt::format(" loss scale: {:.1f} | grad norm: {:.3f} | number of skipped iterations: {:3} |",
                       last.loss_scale, last.grad_norm, interval.skipped);
+  if (last.experts) line += experts_of_line(*last.experts);
   return line;
 }
 

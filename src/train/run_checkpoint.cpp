@@ -162,10 +162,10 @@ void load_weights(const std::string& folder, Lane& lane, Engine& engine) {
   const bool part = engine.part_of_model();
   if (has_checkpoint(folder)) {
     const CheckpointReader reader(folder);
-    load_weights(lane, reader, engine.buffer(), engine.optimizer(), part);
+    load_weights(lane, reader, engine.checkpoint_parts(), part);
   } else {
     const HuggingFaceWeights weights(folder);
-    load_weights(lane, weights, engine.buffer(), engine.optimizer(), part);
+    load_weights(lane, weights, engine.checkpoint_parts(), part);
   }
   if (engine.optimizer() != nullptr) engine.publish();
 }
@@ -224,7 +224,7 @@ Progress start_run(const TrainConfig& config, Lane& lane, Engine& engine) {
     return {};
   }
   const CheckpointReader reader(c.load);
-  load_checkpoint(lane, reader, engine.buffer(), *engine.optimizer(),
+  load_checkpoint(lane, reader, engine.checkpoint_parts(),
                   {.optimizer_state = !c.no_load_optim, .part_of_model = engine.part_of_model()});
   engine.publish();
   restore_scaler(*state, engine.loss_scaler());
@@ -291,8 +291,8 @@ std::string save_run(const TrainConfig& config, const RunData& data, const RunSc
                       .trainer = trainer_state(config, schedule, progress, engine.loss_scaler())};
   if (!data.tokenizer_json.empty()) meta.extra_files["tokenizer.json"] = data.tokenizer_json;
   return save_checkpoint(
-             lane, {groups.world(), groups.dp_cp(), groups.tp(), groups.pp()}, engine.buffer(),
-             *engine.optimizer(), meta, config.checkpoint.save,
+             lane, {groups.world(), groups.tp(), groups.pp()}, engine.checkpoint_parts(), meta,
+             config.checkpoint.save,
              {.optimizer_state = !config.checkpoint.no_save_optim, .keep_last = config.checkpoint.keep_last})
       .string();
 }

@@ -144,7 +144,7 @@ ScoreResult run_score(const ScoreOptions& given) {
                                    engine.model.max_position_embeddings));
   }
   const int tp_size = static_cast<int>(options.parallel.tensor_model_parallel_size);
-  for (const std::string& p : validate(evaluation_spec(engine.model), tp_size)) problems.push_back(p);
+  for (const std::string& p : validate(evaluation_spec(engine.model), tp_size, expert_sizes(options.parallel))) problems.push_back(p);
   TrainConfig run;
   run.parallel = options.parallel;
   run.model = engine.model;

@@ -157,7 +157,8 @@ class RankRun {
                               .tflops_per_device = flops_per_token(config_.model, config_.data.seq_length) *
                                                    tokens / seconds / groups_.world().size() / 1e12,
                               .mfu = std::nullopt,  // the peak of a CPU is not known
-                              .validation_loss = validation};
+                              .validation_loss = validation,
+                              .experts = expert_metrics(result.experts)};
     if (metrics_) metrics_->write(metrics);
     reporter_->step(metrics, shape.global_batch);
     if (!result.warning.empty()) log_warn("{}", result.warning);

@@ -19,7 +19,7 @@ void load(const fs::path& folder, const LoadOptions& options = {}, bool sgd = fa
           const std::vector<std::vector<GlobalTensor>>& model = small_model()) {
   run_ranks({1, 1}, [&](Communicator& world) {
     Rank rank(world, {1, 1}, DType::kF32, sgd, model);
-    load_checkpoint(rank.lane(), CheckpointReader(folder), rank.buffer(), rank.optimizer(), options);
+    load_checkpoint(rank.lane(), CheckpointReader(folder), rank.parts(), options);
   });
 }
 

@@ -23,7 +23,7 @@ TEST(CheckpointLayouts, EveryLayoutReadsEveryOther) {
         SCOPED_TRACE(from.text() + " read as " + to.text());
         rank.fill_with_rubbish();
         const CheckpointReader reader(folder.path() / from.text());
-        load_checkpoint(rank.lane(), reader, rank.buffer(), rank.optimizer());
+        load_checkpoint(rank.lane(), reader, rank.parts());
         rank.expect(5, rank.kinds());
         EXPECT_EQ(rank.optimizer().steps(), 5);
       }
@@ -40,7 +40,7 @@ TEST(CheckpointLayouts, MasterWeightsOfBf16StayFp32) {
   run_ranks(to, [&](Communicator& world) {
     Rank rank(world, to, DType::kBF16);
     rank.fill_with_rubbish();
-    load_checkpoint(rank.lane(), CheckpointReader(folder.path()), rank.buffer(), rank.optimizer());
+    load_checkpoint(rank.lane(), CheckpointReader(folder.path()), rank.parts());
     rank.expect(3, rank.kinds());
     std::size_t with_low_bits = 0;
     for (const float x : rank.optimizer().master().values<float>()) {
@@ -59,7 +59,7 @@ TEST(CheckpointLayouts, BytesDependOnNothingButValuesAndLayout) {
       rank.fill(4);
       std::mt19937 random(seed * 100 + static_cast<unsigned>(world.rank()));
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
-      save_checkpoint(rank.lane(), rank.groups(), rank.buffer(), rank.optimizer(), meta_of(4),
+      save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(4),
                       folder.path() / std::to_string(seed));
     });
   }
@@ -134,24 +134,24 @@ TEST(CheckpointLayouts, WeightsAlone) {
     Rank rank(world, layout, DType::kBF16);
     const CheckpointReader reader(folder.path());
     expect_parts(
-        config_error_of([&] { load_checkpoint(rank.lane(), reader, rank.buffer(), rank.optimizer()); }),
+        config_error_of([&] { load_checkpoint(rank.lane(), reader, rank.parts()); }),
         {"no optimizer state", "exp_avg, exp_avg_sq", "--no-load-optim"});
-    load_checkpoint(rank.lane(), reader, rank.buffer(), rank.optimizer(), {.optimizer_state = false});
+    load_checkpoint(rank.lane(), reader, rank.parts(), {.optimizer_state = false});
     rank.expect(6, {{kWeightKind, rank.optimizer().master()}});
     EXPECT_EQ(rank.optimizer().steps(), 0);
 
     // Straight into the weights in use, as inference does.
     ops::fill(rank.lane(), rank.buffer().weights(), -777);
     ops::fill(rank.lane(), rank.optimizer().master(), 0);
-    load_weights(rank.lane(), reader, rank.buffer(), nullptr);
-    load_weights(rank.lane(), reader, rank.buffer(), &rank.optimizer());
+    load_weights(rank.lane(), reader, rank.weights_alone());
+    load_weights(rank.lane(), reader, rank.parts());
   });
   run_ranks(layout, [&](Communicator& world) {
     Rank rank(world, layout, DType::kBF16);
     rank.fill(6);
     const Tensor expected = ops::cast(rank.lane(), rank.buffer().weights(), DType::kBF16, "copy");
     ops::fill(rank.lane(), rank.buffer().weights(), 0);
-    load_weights(rank.lane(), CheckpointReader(folder.path()), rank.buffer(), nullptr);
+    load_weights(rank.lane(), CheckpointReader(folder.path()), rank.weights_alone());
     EXPECT_EQ(std::memcmp(expected.raw(), rank.buffer().weights().raw(), expected.bytes()), 0);
   });
 }
@@ -168,7 +168,7 @@ TEST(CheckpointLayouts, WrittenFromAnySource) {
   const Layout to = {1, 4};
   run_ranks(to, [&](Communicator& world) {
     Rank rank(world, to);
-    load_weights(rank.lane(), CheckpointReader(folder.path() / "b"), rank.buffer(), &rank.optimizer());
+    load_weights(rank.lane(), CheckpointReader(folder.path() / "b"), rank.parts());
     rank.expect(7, {{kWeightKind, rank.optimizer().master()}});
   });
 }

@@ -110,7 +110,9 @@ class Rank {
   Lane& lane() { return lane_; }
   ParamBuffer& buffer() { return *buffer_; }
   Optimizer& optimizer() { return *optimizer_; }
-  CheckpointGroups groups() { return {world_, *dp_, *tp_, *pp_}; }
+  CheckpointGroups groups() { return {world_, *tp_, *pp_}; }
+  std::vector<CheckpointPart> parts() { return {{*buffer_, optimizer_.get(), *dp_}}; }
+  std::vector<CheckpointPart> weights_alone() { return {{*buffer_, nullptr, *dp_}}; }
 
   std::vector<Optimizer::State> kinds() const {
     std::vector<Optimizer::State> kinds = optimizer_->state();
@@ -202,7 +204,7 @@ inline void save(const fs::path& folder, const Layout& layout, int version, cons
   run_ranks(layout, [&](Communicator& world) {
     Rank rank(world, layout, dtype);
     rank.fill(version);
-    save_checkpoint(rank.lane(), rank.groups(), rank.buffer(), rank.optimizer(), meta_of(version), folder,
+    save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(version), folder,
                     options);
   });
 }

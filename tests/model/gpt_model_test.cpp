@@ -205,7 +205,7 @@ TEST(GptModel, PrintsItsSpec) {
 }
 
 TEST(GptModel, RefusesWhatDoesNotDivide) {
-  const std::vector<std::string> problems = validate(local_spec(llama_like()), 3);
+  const std::vector<std::string> problems = validate(local_spec(llama_like()), 3, {});
   ASSERT_EQ(problems.size(), 2u);
   EXPECT_NE(problems[0].find("--num-attention-heads 8"), std::string::npos);
   EXPECT_NE(problems[1].find("--num-query-groups 4"), std::string::npos);

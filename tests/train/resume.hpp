@@ -99,11 +99,10 @@ class ResumeTest : public ::testing::Test {
       const Groups groups(world, options.layout);
       Engine engine(rank.lane(), groups, options);
       const CheckpointReader reader(c.checkpoint.load);
-      load_checkpoint(rank.lane(), reader, engine.buffer(), *engine.optimizer(),
+      load_checkpoint(rank.lane(), reader, engine.checkpoint_parts(),
                       {.part_of_model = engine.part_of_model()});
       engine.publish();
-      save_checkpoint(rank.lane(), {groups.world(), groups.dp_cp(), groups.tp(), groups.pp()},
-                      engine.buffer(), *engine.optimizer(),
+      save_checkpoint(rank.lane(), {groups.world(), groups.tp(), groups.pp()}, engine.checkpoint_parts(),
                       {.iteration = reader.info().iteration, .model = reader.info().model}, to);
     });
   }
