@@ -293,7 +293,7 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
   c.hidden_size = fields.integer("hidden_size");
   c.num_attention_heads = fields.integer("num_attention_heads");
   c.num_query_groups = fields.integer("num_key_value_heads", c.num_attention_heads);
-  c.kv_channels = fields.integer("head_dim", 0);
+  c.kv_channels = fields.integer("head_dim", type == "qwen3" ? 128 : 0);
   c.ffn_hidden_size = fields.integer("intermediate_size");
   c.max_position_embeddings = fields.integer("max_position_embeddings", 2048);
   c.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
@@ -307,7 +307,7 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
     const bool said = fields.contains("sliding_window");
     if (!said || !fields.find("sliding_window").is_null())
       c.sliding_window = fields.integer("sliding_window", 4096);
-  } else if (fields.boolean("use_sliding_window", type != "qwen2")) {
+  } else if (fields.boolean("use_sliding_window", type != "qwen2" && type != "qwen3")) {
     fields.only("sliding_window", nullptr, "attention of this model_type sees the whole sequence here");
   }
   (void)fields.find("sliding_window");  // without use_sliding_window it says nothing
@@ -321,6 +321,7 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
     c.add_qkv_bias = true;
     return c;
   }
+  c.qk_layernorm = type == "qwen3";
   const bool attention_bias = fields.boolean("attention_bias", false),
              mlp_bias = fields.boolean("mlp_bias", false);
   if (attention_bias != mlp_bias) {
@@ -359,11 +360,13 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
   parsed.type = fields.text("model_type");
   if (parsed.type == "gpt2") {
     parsed.model = read_gpt2(fields);
-  } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2") {
+  } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2" ||
+             parsed.type == "qwen3") {
     parsed.model = read_llama(fields, parsed.type, parsed.unknown);
   } else {
     if (problems.empty()) {
-      fields.problem("model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2)", parsed.type);
+      fields.problem("model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3)",
+                     parsed.type);
     }
     throw ConfigError(problems);
   }
@@ -454,6 +457,13 @@ Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
   if (family == HuggingFaceFamily::kQwen2) {
     object["architectures"] = {"Qwen2ForCausalLM"};
     object["use_sliding_window"] = false;
+  } else if (family == HuggingFaceFamily::kQwen3) {
+    object["architectures"] = {"Qwen3ForCausalLM"};
+    object["use_sliding_window"] = false;
+    object["sliding_window"] = nullptr;
+    object["layer_types"] =
+        std::vector<std::string>(static_cast<std::size_t>(c.num_layers), "full_attention");
+    object["attention_bias"] = false;
   } else if (family == HuggingFaceFamily::kMistral) {
     object["architectures"] = {"MistralForCausalLM"};
     object["sliding_window"] = c.sliding_window;

@@ -52,6 +52,8 @@ constexpr LayoutRow kLlamaLayer[] = {
     {"self_attn.k_proj.bias", false, kStacked, {"self_attention.linear_k.bias"}},
     {"self_attn.v_proj.weight", false, kStacked, {"self_attention.linear_v.weight"}},
     {"self_attn.v_proj.bias", false, kStacked, {"self_attention.linear_v.bias"}},
+    {"self_attn.q_norm.weight", false, kStacked, {"self_attention.q_layernorm.weight"}},
+    {"self_attn.k_norm.weight", false, kStacked, {"self_attention.k_layernorm.weight"}},
     {"self_attn.o_proj.weight", false, kStacked, {"self_attention.linear_proj.weight"}},
     {"self_attn.o_proj.bias", false, kStacked, {"self_attention.linear_proj.bias"}},
     {"post_attention_layernorm.weight", false, kStacked, {"pre_mlp_layernorm.weight"}},
@@ -83,6 +85,7 @@ std::vector<std::string> gpt2_obstacles(const ModelConfig& c) {
     add(fmt::format("--kv-channels {}", c.kv_channels), "heads of --hidden-size / --num-attention-heads");
   }
   if (c.sliding_window > 0) add(fmt::format("--sliding-window {}", c.sliding_window), "no windows");
+  if (c.qk_layernorm) add("--qk-layernorm", "no norms of queries and keys");
   return list;
 }
 
@@ -100,6 +103,9 @@ std::vector<std::string> llama_obstacles(const ModelConfig& c) {
     add(fmt::format("biases with --sliding-window {}", c.sliding_window),
         "windows in Mistral alone, without biases");
   }
+  if (c.qk_layernorm && (c.sliding_window > 0 || c.add_bias_linear || c.add_qkv_bias)) {
+    add("--qk-layernorm with biases or a window", "these norms in Qwen 3 alone, without either");
+  }
   return list;
 }
 
@@ -115,6 +121,8 @@ const char* name_of(HuggingFaceFamily family) {
       return "mistral";
     case HuggingFaceFamily::kQwen2:
       return "qwen2";
+    case HuggingFaceFamily::kQwen3:
+      return "qwen3";
   }
   return "?";
 }
@@ -129,6 +137,7 @@ HuggingFaceFamily huggingface_family(const ModelConfig& config) {
   if (!obstacles.empty()) throw ConfigError(obstacles);
   if (config.position_embedding == PositionEmbedding::kLearnedAbsolute) return HuggingFaceFamily::kGpt2;
   if (config.sliding_window > 0) return HuggingFaceFamily::kMistral;
+  if (config.qk_layernorm) return HuggingFaceFamily::kQwen3;
   return config.add_qkv_bias && !config.add_bias_linear ? HuggingFaceFamily::kQwen2
                                                         : HuggingFaceFamily::kLlama;
 }

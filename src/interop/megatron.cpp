@@ -24,6 +24,10 @@ constexpr LayoutRow kLayer[] = {
      false,
      kPerGroup,
      {"self_attention.linear_q.bias", "self_attention.linear_k.bias", "self_attention.linear_v.bias"}},
+    {"self_attention.q_layernorm.weight", false, kStacked, {"self_attention.q_layernorm.weight"}},
+    {"self_attention.q_layernorm.bias", false, kStacked, {"self_attention.q_layernorm.bias"}},
+    {"self_attention.k_layernorm.weight", false, kStacked, {"self_attention.k_layernorm.weight"}},
+    {"self_attention.k_layernorm.bias", false, kStacked, {"self_attention.k_layernorm.bias"}},
     {"pre_mlp_layernorm.weight", false, kStacked, {"pre_mlp_layernorm.weight"}},
     {"pre_mlp_layernorm.bias", false, kStacked, {"pre_mlp_layernorm.bias"}},
     // Of a model these two lines stand for, one has the tensors: gated or plain.

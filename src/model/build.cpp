@@ -7,6 +7,7 @@
 #include "nn/attention/context/gathered_attention.hpp"
 #include "nn/attention/context/ring_attention.hpp"
 #include "nn/attention/core_attention.hpp"
+#include "nn/attention/head_norm.hpp"
 #include "nn/attention/self_attention.hpp"
 #include "nn/bias_dropout_add.hpp"
 #include "nn/fused_head.hpp"
@@ -228,11 +229,26 @@ class Builder {
                traits(true));
   }
 
-  std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
-    const Param* weight = vector(name + ".weight", spec_.hidden_size, {Init::Kind::kOnes, 0});
+  // `make(name, init)` makes a vector of the norm's size.
+  template <class Make>
+  std::unique_ptr<nn::Norm> norm_of(const NormSpec& spec, const std::string& name, const Make& make) {
+    const Param* weight = make(name + ".weight", Init{Init::Kind::kOnes, 0});
     if (spec.kind == NormSpec::Kind::kRmsNorm) return std::make_unique<nn::RmsNorm>(*weight, spec.eps);
-    const Param* bias = vector(name + ".bias", spec_.hidden_size, {});
+    const Param* bias = make(name + ".bias", Init{});
     return std::make_unique<nn::LayerNorm>(*weight, *bias, spec.eps);
+  }
+  std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
+    return norm_of(spec, name, [&](const std::string& vector_name, Init init) {
+      return vector(vector_name, spec_.hidden_size, init);
+    });
+  }
+  // Of a head, inside the tensor-parallel regions: each rank has the gradient that its own heads give.
+  std::unique_ptr<nn::Norm> head_norm(const NormSpec& spec, const std::string& name, std::int64_t head_dim) {
+    return norm_of(spec, name, [&](const std::string& vector_name, Init init) {
+      LogicalTensor tensor = whole(vector_name, {head_dim}, init);
+      tensor.partial_gradient = tp_ > 1;
+      return add(vector_name, {tensor}, traits(false));
+    });
   }
 
   // A column-parallel linear whose rows are several logical tensors, one below the other on each rank.
@@ -362,15 +378,23 @@ class Builder {
     return std::make_unique<nn::RotaryRotation>(*shared_->rotary, static_cast<int>(spec.head_dim));
   }
 
+  std::unique_ptr<nn::HeadNorms> head_norms(const SelfAttentionSpec& spec, const std::string& prefix) {
+    if (!spec.qk_norm) return std::make_unique<nn::NoHeadNorms>();
+    auto query = head_norm(*spec.qk_norm, prefix + "q_layernorm", spec.head_dim);
+    auto key = head_norm(*spec.qk_norm, prefix + "k_layernorm", spec.head_dim);
+    return std::make_unique<nn::QueryKeyNorms>(spec.head_dim, std::move(query), std::move(key));
+  }
+
   std::unique_ptr<nn::Sublayer> self_attention(const SelfAttentionSpec& spec, const std::string& prefix,
                                                std::int64_t layer, const nn::RecomputedNorm* norm) {
     const std::int64_t q = spec.heads * spec.head_dim, kv = spec.groups * spec.head_dim;
     auto qkv =
         column_linear(spec.qkv, prefix, "linear_qkv",
                       {{"linear_q", q}, {"linear_k", kv, spec.groups}, {"linear_v", kv, spec.groups}}, norm);
+    auto norms = head_norms(spec, prefix);
     return std::make_unique<nn::SelfAttention>(
         nn::HeadCounts{spec.heads / tp_, std::max<std::int64_t>(spec.groups / tp_, 1), spec.head_dim},
-        std::move(qkv), rotation(spec), core_attention(spec, prefix, layer),
+        std::move(qkv), std::move(norms), rotation(spec), core_attention(spec, prefix, layer),
         row_linear(spec.proj, prefix + "linear_proj", q));
   }
 

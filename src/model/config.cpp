@@ -113,6 +113,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("gated", c.gated);
   visit("add_bias_linear", c.add_bias_linear);
   visit("add_qkv_bias", c.add_qkv_bias);
+  visit("qk_layernorm", c.qk_layernorm);
   visit("tied", c.tied);
   visit("hidden_dropout", c.hidden_dropout);
   visit("attention_dropout", c.attention_dropout);
@@ -406,12 +407,14 @@ ModelConfig model_config_from_json(const std::string& text) {
 std::int64_t parameter_count(const ModelConfig& config) {
   const ModelConfig c = resolved(config);
   const std::int64_t h = c.hidden_size;
-  const std::int64_t norm = c.normalization == Normalization::kLayerNorm ? 2 * h : h;
+  const std::int64_t vectors = c.normalization == Normalization::kLayerNorm ? 2 : 1;  // of a norm
+  const std::int64_t norm = vectors * h;
   const std::int64_t qkv = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels;
   std::int64_t biases = 0;
   if (c.add_bias_linear || c.add_qkv_bias) biases += qkv;
   if (c.add_bias_linear) biases += h + (c.gated ? 2 : 1) * c.ffn_hidden_size + h;
   std::int64_t count = matrix_weights(c, c.moe.num_experts) + c.num_layers * (biases + 2 * norm) + norm;
+  if (c.qk_layernorm) count += c.num_layers * 2 * vectors * c.kv_channels;
   count += c.vocab_size * h * (c.tied ? 1 : 2);
   if (c.position_embedding == PositionEmbedding::kLearnedAbsolute) count += c.max_position_embeddings * h;
   return count;

@@ -50,6 +50,7 @@ struct ModelConfig {
   bool gated = false;           // --swiglu: gated unit with silu
   bool add_bias_linear = true;  // biases of all linear layers but the output layer
   bool add_qkv_bias = false;    // bias of qkv although add_bias_linear is off
+  bool qk_layernorm = false;    // a norm over each head of the queries and of the keys, before the rotation
   bool tied = true;             // the output layer shares the word embeddings
 
   double hidden_dropout = 0.1;

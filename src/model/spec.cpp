@@ -77,9 +77,11 @@ LayerSpec layer_spec(const ModelConfig& c) {
                               .groups = c.num_query_groups,
                               .head_dim = c.kv_channels,
                               .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
+                              .qk_norm = std::nullopt,
                               .rotary = std::nullopt,
                               .core_attention = {.dropout = c.attention_dropout, .window = c.sliding_window},
                               .proj = output};
+  if (c.qk_layernorm) attention.qk_norm = norm;
   if (c.position_embedding == PositionEmbedding::kRope) {
     const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
     attention.rotary = RotarySpec{c.rotary_base, dim, c.rotary_interleaved, c.rope_scaling};
@@ -133,6 +135,7 @@ std::string describe(const LayerSpec& layer) {
       a.core_attention.sinks ? ", sinks" : "", a.qkv.bias ? ", qkv bias" : "",
       a.core_attention.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
       a.core_attention.dropout > 0 ? fmt::format(", dropout {:g}", a.core_attention.dropout) : "");
+  if (a.qk_norm) text += fmt::format("      q, k norms    {}\n", describe(*a.qk_norm));
   if (a.rotary) {
     text += fmt::format("      rotary        {} channels, base {:g}{}\n", a.rotary->dim, a.rotary->base,
                         a.rotary->scaling.kind == RopeScaling::Kind::kNone

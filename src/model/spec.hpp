@@ -56,6 +56,7 @@ struct CoreAttentionSpec {
 struct SelfAttentionSpec {
   std::int64_t heads = 0, groups = 0, head_dim = 0;
   LinearSpec qkv;
+  std::optional<NormSpec> qk_norm;  // over each head of queries and keys, before the rotation
   std::optional<RotarySpec> rotary;
   CoreAttentionSpec core_attention;
   LinearSpec proj;  // its bias is added by the attention_bda slot

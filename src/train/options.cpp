@@ -117,6 +117,10 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
                     {{"activation", "gelu_tanh"}}, "--activation squared_relu, not gated");
   options.flag("disable-bias-linear", m.add_bias_linear, "no biases in linear layers", false);
   options.flag("add-qkv-bias", m.add_qkv_bias, "biases of queries, keys and values all the same");
+  options
+      .flag("qk-layernorm", m.qk_layernorm,
+            "a norm over each head of queries and keys, before positions enter")
+      .also({"qk-norm"});
   options.flag("untie-embeddings-and-output-weights", m.tied, "an output layer with weights of its own",
                false);
   options.real("hidden-dropout", m.hidden_dropout, Reals::below_one(), "dropout in the residual stream");

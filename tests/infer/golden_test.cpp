@@ -56,7 +56,7 @@ TEST_P(Golden, GreedyTokensAndLogits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
-                         testing::Values("gpt2", "llama", "llama3_rope_tied", "mistral_sliding"),
+                         testing::Values("gpt2", "llama", "llama3_rope_tied", "mistral_sliding", "qwen3"),
                          [](const auto& p) { return std::string(p.param); });
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(HuggingFaceConfig, Llama3) {
 }
 
 TEST(HuggingFaceConfig, BothSpellingsSayTheSame) {
-  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding"}) {
+  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding", "qwen3"}) {
     EXPECT_EQ(config_of(golden(model)), config_of(golden(model, "config.legacy.json"))) << model;
   }
   // The spelling of scaling before rope_type.
@@ -188,7 +188,7 @@ TEST(HuggingFaceConfig, UnknownFieldsAreOneWarning) {
 }
 
 TEST(HuggingFaceConfig, WrittenBackWithTheSameFields) {
-  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding"}) {
+  for (const char* model : {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding", "qwen3"}) {
     for (const char* file : {"config.json", "config.legacy.json"}) {
       Json original = golden(model, file);
       if (original["model_type"] == "llama") {
@@ -272,6 +272,25 @@ TEST(HuggingFaceConfig, LlamaWithOtherSwitches) {
   EXPECT_NE(
       test::problems_from([&] { config_to_huggingface(biased, DType::kF32); }).find("--sliding-window 7"),
       std::string::npos);
+}
+
+TEST(HuggingFaceConfig, Qwen3) {
+  const ModelConfig c = config_of(golden("qwen3"));
+  EXPECT_TRUE(c.qk_layernorm);
+  EXPECT_FALSE(c.add_bias_linear || c.add_qkv_bias);
+  Json bare = golden("qwen3");
+  bare.erase("head_dim");
+  EXPECT_EQ(config_of(bare).kv_channels, 128);  // the family's default
+  EXPECT_NE(refusal(with(golden("qwen3"), "attention_bias", true)).find("attention_bias true"),
+            std::string::npos);
+  for (bool ModelConfig::*bias : {&ModelConfig::add_qkv_bias, &ModelConfig::add_bias_linear}) {
+    ModelConfig biased = c;
+    biased.*bias = true;
+    EXPECT_EQ(huggingface_obstacles(biased).size(), 1u);
+  }
+  ModelConfig learned = config_of(golden("gpt2"));
+  learned.qk_layernorm = true;
+  EXPECT_EQ(huggingface_obstacles(learned).size(), 1u);
 }
 
 TEST(HuggingFaceConfig, EndTokens) {

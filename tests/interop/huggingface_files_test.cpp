@@ -14,7 +14,7 @@ using test::Json;
 using test::Stored;
 using test::Tensors;
 
-constexpr const char* kModels[] = {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding"};
+constexpr const char* kModels[] = {"gpt2", "llama", "llama3_rope_tied", "mistral_sliding", "qwen3"};
 constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
 Stored read_whole(const HuggingFaceReader& reader, const std::string& name, DType dtype = DType::kF32) {

@@ -119,10 +119,16 @@ TEST(CanonicalTensors, CountAsTheConfigurationSays) {
   qkv_bias.add_qkv_bias = true;
   ModelConfig all_biases = rope_swiglu_gqa();
   all_biases.add_bias_linear = true;
-  for (const ModelConfig& config : {learned_positions(), rope_swiglu_gqa(), qkv_bias, all_biases}) {
+  ModelConfig head_norms = rope_swiglu_gqa();
+  head_norms.qk_layernorm = true;
+  ModelConfig centred_head_norms = learned_positions();
+  centred_head_norms.qk_layernorm = true;
+  for (const ModelConfig& config :
+       {learned_positions(), rope_swiglu_gqa(), qkv_bias, all_biases, head_norms, centred_head_norms}) {
     std::int64_t count = 0;
     for (const CanonicalTensor& tensor : canonical_tensors(config)) count += tensor.shape.elems();
     EXPECT_EQ(count, parameter_count(config));
+    EXPECT_EQ(megatron_map(config).canonical().size(), canonical_tensors(config).size());
   }
 }
 

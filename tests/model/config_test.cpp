@@ -180,6 +180,18 @@ TEST(ModelConfig, ParameterCountByHand) {
   EXPECT_EQ(parameter_count(llama), 8030261248);
   llama.add_qkv_bias = true;
   EXPECT_EQ(parameter_count(llama), 8030261248 + 32 * (4096 + 2 * 1024));
+
+  // Qwen3 8B's published size, norms of queries and keys among them.
+  ModelConfig qwen = llama_like();
+  qwen.num_layers = 36;
+  qwen.hidden_size = 4096;
+  qwen.num_attention_heads = 32;
+  qwen.num_query_groups = 8;
+  qwen.kv_channels = 128;
+  qwen.ffn_hidden_size = 12288;
+  qwen.vocab_size = 151936;
+  qwen.qk_layernorm = true;
+  EXPECT_EQ(parameter_count(qwen), 8190735360);
 }
 
 TEST(ModelConfig, FlopsPerToken) {

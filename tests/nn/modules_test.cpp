@@ -246,13 +246,19 @@ TEST_F(ModuleTest, SelfAttention) {
       } else {
         rotation = std::make_unique<nn::NoRotation>();
       }
+      std::unique_ptr<nn::HeadNorms> norms = std::make_unique<nn::NoHeadNorms>();
+      if (rotary) {  // one of each kind
+        norms = std::make_unique<nn::QueryKeyNorms>(
+            d, std::make_unique<nn::RmsNorm>(param("q norm", {d}), 1e-5),
+            std::make_unique<nn::LayerNorm>(param("k norm", {d}), param("k norm bias", {d}), 1e-5));
+      }
       const nn::CoreAttentionShape shape{
           .head_dim = static_cast<int>(d), .scale = 0.5, .dropout = dropout, .site = 9};
       const nn::SelfAttention attention(
           {heads, groups, d},
           std::make_unique<nn::ColumnParallelLinear>(border_, param("qkv", {(heads + 2 * groups) * d, 6}),
                                                      nullptr),
-          std::move(rotation), std::make_unique<nn::CausalAttention>(shape),
+          std::move(norms), std::move(rotation), std::make_unique<nn::CausalAttention>(shape),
           std::make_unique<nn::RowParallelLinear>(border_, param("proj", {6, heads * d})));
       check(
           random_tensor(lane(), {5, 2, 6}, kF64, 1),

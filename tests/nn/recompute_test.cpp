@@ -121,8 +121,8 @@ class Layers {
       core = std::make_unique<nn::RecomputedCoreAttention>(std::move(core));
     }
     slots.self_attention = std::make_unique<nn::SelfAttention>(
-        nn::HeadCounts{kHeads, kHeads, kHeadDim}, std::move(qkv), std::make_unique<nn::NoRotation>(),
-        std::move(core),
+        nn::HeadCounts{kHeads, kHeads, kHeadDim}, std::move(qkv), std::make_unique<nn::NoHeadNorms>(),
+        std::make_unique<nn::NoRotation>(), std::move(core),
         std::make_unique<nn::RowParallelLinear>(border_, param(at + "proj", {kHidden, kHidden})));
     slots.attention_bda = std::make_unique<nn::BiasDropoutAdd>(border_, &param(at + "proj.b", {kHidden}), 0.2,
                                                                nn::dropout_site(i, "attention"));

@@ -150,8 +150,9 @@ Results attention(ShardedRank& r) {
   auto qkv = r.column({{"q", heads * d}, {"k", groups * d}, {"v", groups * d}}, kH, true);
   const nn::CoreAttentionShape shape{.head_dim = static_cast<int>(d), .scale = 0.5};
   return run_sublayer(
-      r, nn::SelfAttention({heads / tp, groups / tp, d}, std::move(qkv), std::make_unique<nn::NoRotation>(),
-                           std::make_unique<nn::CausalAttention>(shape), r.row("proj", kH, heads * d)));
+      r, nn::SelfAttention({heads / tp, groups / tp, d}, std::move(qkv), std::make_unique<nn::NoHeadNorms>(),
+                           std::make_unique<nn::NoRotation>(), std::make_unique<nn::CausalAttention>(shape),
+                           r.row("proj", kH, heads * d)));
 }
 
 Results embedding(ShardedRank& r) {

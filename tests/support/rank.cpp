@@ -111,8 +111,11 @@ std::map<std::string, std::vector<double>> TestModel::gathered_gradients() {
   for (const auto& param : params_.all()) {
     if (param->owner() != nullptr || !param->trains()) continue;  // added to its owner's; none
     for (const LogicalTensor& part : param->parts()) {
+      const Tensor own = param->part_of(param->main_grad(), part);
+      const bool partial = part.cut < 0 && part.partial_gradient;
       const std::vector<double> full =
-          to_doubles(gather_whole(lane_, tp_, part, param->part_of(param->main_grad(), part)));
+          to_doubles(partial ? tp_.all_reduce(lane_, ops::cast(lane_, own, own.dtype(), "test")).wait(lane_)
+                             : gather_whole(lane_, tp_, part, own));
       std::vector<double>& sum =
           all.try_emplace(part.name, std::vector<double>(full.size(), 0.0)).first->second;
       for (std::size_t i = 0; i < full.size(); ++i) sum[i] += full[i];

@@ -140,8 +140,11 @@ std::vector<Layout> golden_layouts() {
   const std::vector<Layout> windowed = layouts_of("mistral_sliding", {1, 2}, 2, {"E|t|t|L"});
   all.insert(all.end(), tied.begin(), tied.end());
   all.insert(all.end(), windowed.begin(), windowed.end());
-  for (const std::vector<Layout>& cut : {cut_layouts("gpt2", 4, 4, 3), cut_layouts("llama", 6, 2, 2),
-                                         cut_layouts("mistral_sliding", 6, 2, 2)}) {
+  const std::vector<Layout> normed = layouts_of("qwen3", {1, 2, 4}, 2, {"E|t|t|L"});
+  all.insert(all.end(), normed.begin(), normed.end());
+  for (const std::vector<Layout>& cut :
+       {cut_layouts("gpt2", 4, 4, 3), cut_layouts("llama", 6, 2, 2), cut_layouts("mistral_sliding", 6, 2, 2),
+        cut_layouts("qwen3", 4, 2, 2)}) {
     all.insert(all.end(), cut.begin(), cut.end());
   }
   return all;

@@ -25,6 +25,7 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.vocab_size = layout.vocabulary;  // odd: padding differs from layout to layout
   c.max_position_embeddings = layout.sequence + layout.unused_positions;
   c.sliding_window = layout.window;
+  c.qk_layernorm = layout.head_norms;
   c.make_vocab_size_divisible_by = 4;
   if (layout.model == "gpt2") {
     c.position_embedding = PositionEmbedding::kLearnedAbsolute;
@@ -157,6 +158,7 @@ std::string LayoutCase::name() const {
   add(chunks > 1, "x{}", chunks);
   add(!stages.empty(), " {}", stages);
   add(sequence_parallel, " sp");
+  add(head_norms, " head-norms");
   add(tensor_parallel_chunks > 1, " tp-overlap{}", tensor_parallel_chunks);
   text += distributed ? " zero1" : " ddp";
   add(bucket > 0, " bucket{}", bucket);

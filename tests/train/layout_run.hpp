@@ -37,7 +37,8 @@ struct LayoutCase {
   std::string stages;  // a pipeline layout string
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
-  bool fused = false;  // the spec family
+  bool fused = false;       // the spec family
+  bool head_norms = false;  // of queries and keys
   std::vector<std::string> freeze;
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
   // How sequences are cut over the cp ranks, as the options say it: a method for all layers or one for each.

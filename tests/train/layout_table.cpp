@@ -278,6 +278,7 @@ LayoutCase case_of(const TableRow& row) {
   if (level(row, Factor::kWindow) == 1) c.window = 5;
   c.documents = level(row, Factor::kDocuments) == 1;
   c.fused = level(row, Factor::kFused) == 1;
+  c.head_norms = level(row, Factor::kHeadNorms) == 1;
   c.sequence_parallel = level(row, Factor::kSequenceParallel) == 1;
   c.distributed = level(row, Factor::kDistributed) == 1;
   c.schedule = schedule_of(row);

@@ -32,12 +32,14 @@ enum class Factor {
   kWindow,
   kDocuments,
   kFused,
+  kHeadNorms,
   kCount,
 };
 constexpr std::size_t kFactors = static_cast<std::size_t>(Factor::kCount);
 // Number of levels of each factor.
 inline const std::array<int, kFactors> kLevels{
-    6, 2, 4, 4, 4, 4, 7, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2, 2, 2, 2, 5, 2, 2, 2, 2};
+    6, 2, 4, 4, 4, 4, 7, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2,
+    2, 2, 2, 5, 2, 2, 2, 2, 2};
 constexpr int kMostRanks = 12;
 
 // The level of each factor; −1: not yet chosen.

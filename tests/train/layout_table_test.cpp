@@ -59,8 +59,8 @@ Pairs possible() {
   using enum Factor;
   Pairs all;
   std::set<std::size_t> free;
-  for (const Factor factor :
-       {kTied, kDistributed, kRagged, kOverlap, kBucket, kRecompute, kWindow, kDocuments, kFused}) {
+  for (const Factor factor : {kTied, kDistributed, kRagged, kOverlap, kBucket, kRecompute, kWindow,
+                              kDocuments, kFused, kHeadNorms}) {
     free.insert(index(factor));
   }
   std::array<std::set<int>, kFactors> seen;

@@ -13,6 +13,7 @@ Tensor SelfAttention::forward(Lane& lane, const Tensor& x, Microbatch& mb) const
   Tensor context;
   {
     const Parts parts = split(qkv_->forward(lane, x, mb));
+    norms_->apply(lane, parts.q, parts.k, mb);
     rotation_->apply(lane, parts.qk, mb);
     context = core_->forward(lane, parts.q, parts.k, parts.v, mb);
   }
@@ -29,6 +30,7 @@ Tensor SelfAttention::backward(Lane& lane, const Tensor& dy, Microbatch& mb) con
   core_->backward(lane, dcontext, parts.q, parts.k, parts.v, mb);
   dcontext = Tensor();
   rotation_->apply_backward(lane, parts.qk, mb);
+  norms_->apply_backward(lane, parts.q, parts.k, mb);
   return input_gradient(lane, *qkv_, dqkv, mb);
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "nn/attention/head_norm.hpp"
 #include "nn/attention/rotary.hpp"
 #include "nn/module.hpp"
 
@@ -16,10 +17,12 @@ struct HeadCounts {
 // qkv [s, b, (heads + 2 · groups) · d] = [all q | all k | all v]: q, k, v are column ranges of one tensor.
 class SelfAttention final : public Sublayer {
  public:
-  SelfAttention(HeadCounts counts, std::unique_ptr<Linear> qkv, std::unique_ptr<PositionRotation> rotation,
-                std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> proj)
+  SelfAttention(HeadCounts counts, std::unique_ptr<Linear> qkv, std::unique_ptr<HeadNorms> norms,
+                std::unique_ptr<PositionRotation> rotation, std::unique_ptr<CoreAttention> core,
+                std::unique_ptr<Linear> proj)
       : counts_(counts),
         qkv_(std::move(qkv)),
+        norms_(std::move(norms)),
         rotation_(std::move(rotation)),
         core_(std::move(core)),
         proj_(std::move(proj)) {}
@@ -34,6 +37,7 @@ class SelfAttention final : public Sublayer {
 
   HeadCounts counts_;
   std::unique_ptr<Linear> qkv_;
+  std::unique_ptr<HeadNorms> norms_;
   std::unique_ptr<PositionRotation> rotation_;
   std::unique_ptr<CoreAttention> core_;
   std::unique_ptr<Linear> proj_;
