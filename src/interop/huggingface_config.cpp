@@ -11,6 +11,7 @@
 #include "interop/huggingface.hpp"
 #include "interop/huggingface_family.hpp"
 #include "io/atomic_file.hpp"
+#include "model/rotary_table.hpp"
 
 namespace weft {
 namespace {
@@ -185,8 +186,45 @@ struct Rope {
   RopeScaling scaling;
 };
 
+// `context` stands in for original_max_position_embeddings.
+RopeScaling read_yarn(Fields& fields, std::int64_t context) {
+  RopeScaling s{.kind = RopeScaling::Kind::kYarn};
+  s.factor = fields.number("factor");
+  s.original_max_position_embeddings = fields.integer("original_max_position_embeddings", context);
+  s.beta_fast = fields.number("beta_fast", s.beta_fast);
+  s.beta_slow = fields.number("beta_slow", s.beta_slow);
+  s.truncate = fields.boolean("truncate", true);
+  const double mscale = fields.number("mscale", 0);
+  s.mscale_all_dim = fields.number("mscale_all_dim", 0);
+  // One of them alone does not change the magnitude.
+  if (mscale != 0 && s.mscale_all_dim != 0) {
+    s.mscale = mscale;
+  } else if (s.mscale_all_dim != 0) {
+    s.attention_factor = rotary_magnitude({.kind = s.kind, .factor = s.factor});
+  }
+  s.attention_factor = fields.number("attention_factor", s.attention_factor);
+  return s;
+}
+
+Json yarn_json(const RopeScaling& s) {
+  Json object = {{"rope_type", "yarn"},
+                 {"factor", s.factor},
+                 {"original_max_position_embeddings", s.original_max_position_embeddings},
+                 {"beta_fast", s.beta_fast},
+                 {"beta_slow", s.beta_slow}};
+  if (!s.truncate) object["truncate"] = false;
+  const bool both = s.mscale != 0 && s.mscale_all_dim != 0;
+  if (s.mscale_all_dim != 0) object["mscale_all_dim"] = s.mscale_all_dim;
+  if (both) object["mscale"] = s.mscale;
+  if (s.attention_factor > 0 || (!both && (s.mscale != 1 || s.mscale_all_dim != 0))) {
+    object["attention_factor"] = rotary_magnitude(s);
+  }
+  return object;
+}
+
 // rope_parameters (transformers 5) or rope_scaling (transformers 4).
-Rope read_rope_object(Fields& config, const char* name, std::vector<std::string>& unknown) {
+Rope read_rope_object(Fields& config, const char* name, std::int64_t context,
+                      std::vector<std::string>& unknown) {
   Rope rope;
   const Json& object = config.find(name);
   if (!object.is_object()) {
@@ -209,8 +247,10 @@ Rope read_rope_object(Fields& config, const char* name, std::vector<std::string>
     rope.scaling.low_freq_factor = fields.number("low_freq_factor");
     rope.scaling.high_freq_factor = fields.number("high_freq_factor");
     rope.scaling.original_max_position_embeddings = fields.integer("original_max_position_embeddings");
+  } else if (type == "yarn") {
+    rope.scaling = read_yarn(fields, context);
   } else if (type != "default") {
-    fields.problem("rope_type \"{}\" is not supported (known: default, linear, llama3)", type);
+    fields.problem("rope_type \"{}\" is not supported (known: default, linear, llama3, yarn)", type);
     return rope;
   }
   for (const std::string& field : fields.unknown()) {
@@ -230,7 +270,7 @@ void read_rope(Fields& fields, ModelConfig& config, std::vector<std::string>& un
   std::optional<RopeScaling> scaling;
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
     if (!fields.given(name)) continue;
-    const Rope rope = read_rope_object(fields, name, unknown);
+    const Rope rope = read_rope_object(fields, name, config.max_position_embeddings, unknown);
     if (rope.theta) {
       if (theta && *theta != *rope.theta) {
         fields.problem("rope_theta {} and {}.rope_theta {} contradict each other", *theta, name, *rope.theta);
@@ -437,6 +477,7 @@ Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
                {"high_freq_factor", c.rope_scaling.high_freq_factor},
                {"original_max_position_embeddings", c.rope_scaling.original_max_position_embeddings}};
   }
+  if (c.rope_scaling.kind == RopeScaling::Kind::kYarn) scaling = yarn_json(c.rope_scaling);
   Json parameters = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
   parameters["rope_theta"] = c.rotary_base;
   Json object = {

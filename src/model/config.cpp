@@ -34,6 +34,7 @@ constexpr std::array kScalingNames = {
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kNone, "none"},
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLinear, "linear"},
     EnumName<RopeScaling::Kind>{RopeScaling::Kind::kLlama3, "llama3"},
+    EnumName<RopeScaling::Kind>{RopeScaling::Kind::kYarn, "yarn"},
 };
 constexpr std::array kScoreNames = {
     EnumName<RouterScoreFunction>{RouterScoreFunction::kSoftmax, "softmax"},
@@ -107,6 +108,12 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("rope_scaling_low_freq_factor", c.rope_scaling.low_freq_factor);
   visit("rope_scaling_high_freq_factor", c.rope_scaling.high_freq_factor);
   visit("rope_scaling_original_max_position_embeddings", c.rope_scaling.original_max_position_embeddings);
+  visit("rope_scaling_beta_fast", c.rope_scaling.beta_fast);
+  visit("rope_scaling_beta_slow", c.rope_scaling.beta_slow);
+  visit("rope_scaling_truncate", c.rope_scaling.truncate);
+  visit("rope_scaling_mscale", c.rope_scaling.mscale);
+  visit("rope_scaling_mscale_all_dim", c.rope_scaling.mscale_all_dim);
+  visit("rope_scaling_attention_factor", c.rope_scaling.attention_factor);
   visit("normalization", c.normalization);
   visit("norm_epsilon", c.norm_epsilon);
   visit("activation", c.activation);
@@ -289,6 +296,7 @@ class Problems {
     const RopeScaling& scaling = c_.rope_scaling;
     if (scaling.kind == RopeScaling::Kind::kNone) return;
     if (!(scaling.factor > 0)) add("--rope-scaling-factor {} must be above 0", scaling.factor);
+    if (scaling.kind == RopeScaling::Kind::kYarn) yarn(scaling);
     if (scaling.kind != RopeScaling::Kind::kLlama3) return;
     if (!(scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor)) {
       add("rope scaling llama3: low_freq_factor {} must be above 0 and below high_freq_factor {}",
@@ -298,6 +306,23 @@ class Problems {
       add("rope scaling llama3: original_max_position_embeddings {} must be at least 1",
           scaling.original_max_position_embeddings);
     }
+  }
+
+  void yarn(const RopeScaling& s) {
+    if (!(s.beta_slow > 0 && s.beta_fast > s.beta_slow)) {
+      add("rope scaling yarn: --beta-slow {} must be above 0 and below --beta-fast {}", s.beta_slow,
+          s.beta_fast);
+    }
+    if (s.original_max_position_embeddings < 1) {
+      add("rope scaling yarn: original_max_position_embeddings {} must be at least 1",
+          s.original_max_position_embeddings);
+    }
+    if (!(s.mscale >= 0 && s.mscale_all_dim >= 0 && s.attention_factor >= 0)) {
+      add("rope scaling yarn: --mscale {}, --mscale-all-dim {} and the attention factor {} must be at least "
+          "0",
+          s.mscale, s.mscale_all_dim, s.attention_factor);
+    }
+    if (!(c_.rotary_base > 1)) add("rope scaling yarn: --rotary-base {} must be above 1", c_.rotary_base);
   }
 
   void fractions() {

@@ -16,12 +16,22 @@ enum class Normalization { kLayerNorm, kRmsNorm };
 
 // How rotary frequencies are changed for contexts longer than the ones trained on.
 struct RopeScaling {
-  enum class Kind { kNone, kLinear, kLlama3 };
+  enum class Kind { kNone, kLinear, kLlama3, kYarn };
   Kind kind = Kind::kNone;
-  double factor = 8;            // --rope-scaling-factor
-  double low_freq_factor = 1;   // Llama 3
-  double high_freq_factor = 4;  // Llama 3
-  std::int64_t original_max_position_embeddings = 8192;
+  double factor = 8;                                     // --rope-scaling-factor
+  double low_freq_factor = 1;                            // Llama 3
+  double high_freq_factor = 4;                           // Llama 3
+  std::int64_t original_max_position_embeddings = 8192;  // Llama 3 and YaRN: the context trained on
+  // YaRN (Peng et al. 2023): channels that turn more than beta_fast times in the original context stay, those
+  // that turn less than beta_slow times are slowed by `factor`, in between it is blended over channel
+  // numbers.
+  double beta_fast = 32, beta_slow = 1;
+  bool truncate = true;  // the borders of the blend are whole channel numbers
+  // cos and sin are multiplied by m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1; with
+  // attention_factor above 0 by that instead. Latent attention also multiplies its scores by
+  // m(mscale_all_dim)^2.
+  double mscale = 1, mscale_all_dim = 0;
+  double attention_factor = 0;
   bool operator==(const RopeScaling&) const = default;
 };
 

@@ -87,17 +87,41 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
   options.choice("rope-scaling-type", m.rope_scaling.kind,
                  {{"none", RopeScaling::Kind::kNone},
                   {"linear", RopeScaling::Kind::kLinear},
-                  {"llama3", RopeScaling::Kind::kLlama3}},
+                  {"llama3", RopeScaling::Kind::kLlama3},
+                  {"yarn", RopeScaling::Kind::kYarn}},
                  "how rotary frequencies are changed for longer contexts");
   options.shorthand("use-rope-scaling", {{"rope-scaling-type", "llama3"}}, {{"rope-scaling-type", "none"}},
                     "--rope-scaling-type llama3");
-  options.real("rope-scaling-factor", m.rope_scaling.factor, Reals::positive(), "how many times longer");
+  options.real("rope-scaling-factor", m.rope_scaling.factor, Reals::positive(), "how many times longer")
+      .also({"rotary-scaling-factor", "yarn-rotary-scaling-factor"});
   options.real("rope-scaling-low-freq-factor", m.rope_scaling.low_freq_factor, Reals::positive(),
                "llama3 only");
   options.real("rope-scaling-high-freq-factor", m.rope_scaling.high_freq_factor, Reals::positive(),
                "llama3 only");
-  options.integer("rope-scaling-original-max-position-embeddings",
-                  m.rope_scaling.original_max_position_embeddings, kSize, "llama3 only: the shorter context");
+  options
+      .integer("rope-scaling-original-max-position-embeddings",
+               m.rope_scaling.original_max_position_embeddings, kSize, "llama3 and yarn: the shorter context")
+      .also({"original-max-position-embeddings", "yarn-original-max-position-embeddings"});
+  options
+      .real("beta-fast", m.rope_scaling.beta_fast, Reals::positive(),
+            "yarn only: channels that turn more often in the shorter context stay as they are")
+      .also({"yarn-beta-fast"});
+  options
+      .real("beta-slow", m.rope_scaling.beta_slow, Reals::positive(),
+            "yarn only: channels that turn less often there are slowed by the whole factor")
+      .also({"yarn-beta-slow"});
+  options.flag("yarn-correction-range-round-to-int", m.rope_scaling.truncate,
+               "yarn only: the blend between them begins and ends at whole channels");
+  options
+      .real("mscale", m.rope_scaling.mscale, Reals::non_negative(),
+            "yarn only: cos and sin times (0.1 mscale ln(factor) + 1) over the same of --mscale-all-dim")
+      .also({"yarn-mscale"});
+  options
+      .real("mscale-all-dim", m.rope_scaling.mscale_all_dim, Reals::non_negative(),
+            "yarn only: see --mscale; latent attention multiplies its scores by the square of it")
+      .also({"yarn-mscale-all-dim"});
+  options.real("rope-scaling-attention-factor", m.rope_scaling.attention_factor, Reals::non_negative(),
+               "yarn only: cos and sin times this, whatever --mscale says; 0: not");
   options.choice("normalization", m.normalization,
                  {{"LayerNorm", Normalization::kLayerNorm}, {"RMSNorm", Normalization::kRmsNorm}},
                  "kind of norm");

@@ -1,9 +1,12 @@
 // What config.json says is used, or refused by name and value.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/check.hpp"
 #include "interop/huggingface.hpp"
 #include "io/atomic_file.hpp"
+#include "model/rotary_table.hpp"
 #include "model_folder.hpp"
 
 namespace weft {
@@ -119,14 +122,14 @@ TEST(HuggingFaceConfig, DefaultsOfTheFamilies) {
 
 TEST(HuggingFaceConfig, WhatCannotBeSaidIsRefusedByNameAndValue) {
   const Json llama = golden("llama"), legacy = golden("llama", "config.legacy.json"), gpt2 = golden("gpt2");
-  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  const Json dynamic = {{"rope_type", "dynamic"}, {"factor", 4.0}};
   struct Case {
     Json config;
     std::vector<std::string> named;
   };
   const Case cases[] = {
-      {with(legacy, "rope_scaling", yarn), {"rope_scaling", "yarn"}},
-      {with(llama, "rope_parameters", yarn), {"rope_parameters", "yarn"}},
+      {with(legacy, "rope_scaling", dynamic), {"rope_scaling", "dynamic"}},
+      {with(llama, "rope_parameters", dynamic), {"rope_parameters", "dynamic"}},
       {with(llama, "attention_bias", true), {"attention_bias true"}},
       {with(llama, "mlp_bias", true), {"mlp_bias true"}},
       {with(llama, "sliding_window", 4), {"sliding_window 4"}},
@@ -291,6 +294,42 @@ TEST(HuggingFaceConfig, Qwen3) {
   ModelConfig learned = config_of(golden("gpt2"));
   learned.qk_layernorm = true;
   EXPECT_EQ(huggingface_obstacles(learned).size(), 1u);
+}
+
+// transformers' rules: mscale counts only with mscale_all_dim, attention_factor before both.
+TEST(HuggingFaceConfig, Yarn) {
+  struct Case {
+    Json added;
+    double magnitude, all_dim;
+  };
+  const double plain = 0.1 * std::log(4.0) + 1;
+  const Case cases[] = {
+      {Json::object(), plain, 0},
+      {{{"mscale", 0.7}}, plain, 0},
+      {{{"mscale_all_dim", 0.8}}, plain, 0.8},
+      {{{"mscale", 1.0}, {"mscale_all_dim", 0.8}}, 1.0249579607969668, 0.8},
+      {{{"mscale", 0.707}, {"mscale_all_dim", 0.707}, {"truncate", false}}, 1, 0.707},
+      {{{"attention_factor", 1.5}, {"mscale", 1.0}, {"mscale_all_dim", 0.8}}, 1.5, 0.8},
+  };
+  for (const Case& c : cases) {
+    Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", 16.0}};
+    yarn.update(c.added);
+    const ModelConfig config = config_of(with(golden("llama", "config.legacy.json"), "rope_scaling", yarn));
+    EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::kYarn);
+    EXPECT_EQ(config.rope_scaling.beta_fast, 16);
+    EXPECT_EQ(config.rope_scaling.beta_slow, 1);
+    EXPECT_EQ(config.rope_scaling.original_max_position_embeddings, config.max_position_embeddings);
+    EXPECT_EQ(config.rope_scaling.truncate, !c.added.contains("truncate"));
+    EXPECT_NEAR(rotary_magnitude(config.rope_scaling), c.magnitude, 1e-12) << c.added;
+    EXPECT_EQ(config.rope_scaling.mscale_all_dim, c.all_dim);
+    const Json written = Json::parse(config_to_huggingface(config, DType::kF32));
+    EXPECT_EQ(config_of(written), config) << written["rope_scaling"];
+    EXPECT_EQ(written["rope_parameters"]["rope_type"], "yarn");
+  }
+  ModelConfig c = config_of(golden("llama"));
+  c.rope_scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 4, .mscale = 0.5};
+  const Json written = Json::parse(config_to_huggingface(c, DType::kF32));
+  EXPECT_NEAR(rotary_magnitude(config_of(written).rope_scaling), rotary_magnitude(c.rope_scaling), 1e-12);
 }
 
 TEST(HuggingFaceConfig, EndTokens) {

@@ -98,6 +98,12 @@ TEST(ModelConfig, ImpossibleRotaryAndMagnitude) {
   c = llama_like();
   c.rope_scaling.low_freq_factor = 5;
   EXPECT_EQ(problems_of(c).size(), 1u);
+  c.rope_scaling = {.kind = RopeScaling::Kind::kYarn};
+  EXPECT_EQ(joined(problems_of(c)), "");
+  c.rope_scaling.beta_slow = 32;
+  c.rope_scaling.mscale = -1;
+  c.rope_scaling.original_max_position_embeddings = 0;
+  EXPECT_EQ(problems_of(c).size(), 3u);
   c = small();
   c.hidden_size = c.ffn_hidden_size = c.vocab_size = (std::int64_t{1} << 31) - 4;
   EXPECT_EQ(problems_of(c).size(), 1u);
