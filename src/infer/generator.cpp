@@ -80,9 +80,8 @@ Generator::Generator(Lane& lane, Communicator& tp, const ModelConfig& config, DT
 }
 
 Shape Generator::cache_shape(const LayerSpec& layer, const GenerateRequest& request) const {
-  const SelfAttentionSpec& a = layer.self_attention;
   return {request.positions(), static_cast<std::int64_t>(request.prompts.size()),
-          std::max<std::int64_t>(a.groups / tp_.size(), 1) * a.head_dim};
+          key_columns(layer.self_attention, tp_.size())};
 }
 
 KvCache Generator::make_cache(const GenerateRequest& request) {

@@ -88,6 +88,16 @@ constexpr const char* kNeutralGpt2[] = {
 // windows.
 constexpr const char* kNeutralLlama[] = {"max_window_layers", "pretraining_tp"};
 
+// Of layers with experts, of which a model without them (first_k_dense_replace) has none; head_dim repeats
+// qk_rope_head_dim, qk_head_dim is a sum.
+constexpr const char* kNeutralDeepseek[] = {
+    "head_dim",         "moe_intermediate_size",    "moe_layer_freq", "n_group",
+    "n_routed_experts", "n_shared_experts",         "norm_topk_prob", "num_experts_per_tok",
+    "qk_head_dim",      "routed_scaling_factor",    "scoring_func",   "topk_group",
+    "topk_method",      "num_nextn_predict_layers", "ep_size",        "aux_loss_alpha",
+    "seq_aux",
+};
+
 // One JSON object whose fields are asked for by name. Remembers what nobody asked for, and collects what is
 // wrong.
 class Fields {
@@ -320,6 +330,23 @@ ModelConfig read_gpt2(Fields& fields) {
   return c;
 }
 
+// DeepSeek-V3's attention, and layers without experts.
+void read_deepseek(Fields& fields, ModelConfig& c) {
+  fields.neutral(kNeutralDeepseek);
+  c.latent.enabled = true;
+  c.latent.q_lora_rank = fields.integer("q_lora_rank", 0);  // null: none
+  c.latent.kv_lora_rank = fields.integer("kv_lora_rank", 512);
+  c.latent.qk_head_dim = fields.integer("qk_nope_head_dim", 128);
+  c.latent.qk_pos_emb_head_dim = fields.integer("qk_rope_head_dim", 64);
+  c.latent.v_head_dim = fields.integer("v_head_dim", 128);
+  c.rotary_interleaved = fields.boolean("rope_interleave", true);
+  if (!fields.contains("q_lora_rank")) c.latent.q_lora_rank = 1536;
+  if (const std::int64_t dense = fields.integer("first_k_dense_replace", 3); dense < c.num_layers) {
+    fields.problem("first_k_dense_replace {} of num_hidden_layers {}: layers with experts are not supported",
+                   dense, c.num_layers);
+  }
+}
+
 // Llama, and the families that are Llama with other switches.
 ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std::string>& unknown) {
   ModelConfig c;
@@ -333,7 +360,11 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
   c.hidden_size = fields.integer("hidden_size");
   c.num_attention_heads = fields.integer("num_attention_heads");
   c.num_query_groups = fields.integer("num_key_value_heads", c.num_attention_heads);
-  c.kv_channels = fields.integer("head_dim", type == "qwen3" ? 128 : 0);
+  if (type == "deepseek_v3") {
+    read_deepseek(fields, c);
+  } else {
+    c.kv_channels = fields.integer("head_dim", type == "qwen3" ? 128 : 0);
+  }
   c.ffn_hidden_size = fields.integer("intermediate_size");
   c.max_position_embeddings = fields.integer("max_position_embeddings", 2048);
   c.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
@@ -347,7 +378,8 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
     const bool said = fields.contains("sliding_window");
     if (!said || !fields.find("sliding_window").is_null())
       c.sliding_window = fields.integer("sliding_window", 4096);
-  } else if (fields.boolean("use_sliding_window", type != "qwen2" && type != "qwen3")) {
+  } else if (fields.boolean("use_sliding_window",
+                            type != "qwen2" && type != "qwen3" && type != "deepseek_v3")) {
     fields.only("sliding_window", nullptr, "attention of this model_type sees the whole sequence here");
   }
   (void)fields.find("sliding_window");  // without use_sliding_window it says nothing
@@ -401,12 +433,13 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
   if (parsed.type == "gpt2") {
     parsed.model = read_gpt2(fields);
   } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2" ||
-             parsed.type == "qwen3") {
+             parsed.type == "qwen3" || parsed.type == "deepseek_v3") {
     parsed.model = read_llama(fields, parsed.type, parsed.unknown);
   } else {
     if (problems.empty()) {
-      fields.problem("model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3)",
-                     parsed.type);
+      fields.problem(
+          "model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3, deepseek_v3)",
+          parsed.type);
     }
     throw ConfigError(problems);
   }
@@ -498,6 +531,17 @@ Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
   if (family == HuggingFaceFamily::kQwen2) {
     object["architectures"] = {"Qwen2ForCausalLM"};
     object["use_sliding_window"] = false;
+  } else if (family == HuggingFaceFamily::kDeepseekV3) {
+    object["architectures"] = {"DeepseekV3ForCausalLM"};
+    object["attention_bias"] = false;
+    object["q_lora_rank"] = c.latent.q_lora_rank > 0 ? Json(c.latent.q_lora_rank) : Json();
+    object["kv_lora_rank"] = c.latent.kv_lora_rank;
+    object["qk_nope_head_dim"] = c.latent.qk_head_dim;
+    object["qk_rope_head_dim"] = object["head_dim"] = c.latent.qk_pos_emb_head_dim;
+    object["qk_head_dim"] = c.latent.query_dim();
+    object["v_head_dim"] = c.latent.v_head_dim;
+    object["rope_interleave"] = c.rotary_interleaved;
+    object["first_k_dense_replace"] = c.num_layers;
   } else if (family == HuggingFaceFamily::kQwen3) {
     object["architectures"] = {"Qwen3ForCausalLM"};
     object["use_sliding_window"] = false;

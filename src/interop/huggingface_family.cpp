@@ -64,6 +64,22 @@ constexpr LayoutRow kLlamaLayer[] = {
     {"mlp.down_proj.weight", false, kStacked, {"mlp.linear_fc2.weight"}},
     {"mlp.down_proj.bias", false, kStacked, {"mlp.linear_fc2.bias"}},
 };
+// Latent attention: the rows of a head in q, q_b and kv_b stand as Megatron has them.
+constexpr LayoutRow kDeepseekLayer[] = {
+    {"input_layernorm.weight", false, kStacked, {"input_layernorm.weight"}},
+    {"self_attn.q_proj.weight", false, kStacked, {"self_attention.linear_q_proj.weight"}},
+    {"self_attn.q_a_proj.weight", false, kStacked, {"self_attention.linear_q_down_proj.weight"}},
+    {"self_attn.q_a_layernorm.weight", false, kStacked, {"self_attention.q_layernorm.weight"}},
+    {"self_attn.q_b_proj.weight", false, kStacked, {"self_attention.linear_q_up_proj.weight"}},
+    {"self_attn.kv_a_proj_with_mqa.weight", false, kStacked, {"self_attention.linear_kv_down_proj.weight"}},
+    {"self_attn.kv_a_layernorm.weight", false, kStacked, {"self_attention.kv_layernorm.weight"}},
+    {"self_attn.kv_b_proj.weight", false, kStacked, {"self_attention.linear_kv_up_proj.weight"}},
+    {"self_attn.o_proj.weight", false, kStacked, {"self_attention.linear_proj.weight"}},
+    {"post_attention_layernorm.weight", false, kStacked, {"pre_mlp_layernorm.weight"}},
+    {"mlp.gate_proj.weight", false, kStacked, {"mlp.linear_gate.weight"}},
+    {"mlp.up_proj.weight", false, kStacked, {"mlp.linear_up.weight"}},
+    {"mlp.down_proj.weight", false, kStacked, {"mlp.linear_fc2.weight"}},
+};
 constexpr LayoutRow kLlamaAfter[] = {
     {"model.norm.weight", false, kStacked, {"decoder.final_layernorm.weight"}},
     {"lm_head.weight", false, kStacked, {"output_layer.weight"}},
@@ -85,7 +101,8 @@ std::vector<std::string> gpt2_obstacles(const ModelConfig& c) {
     add(fmt::format("--kv-channels {}", c.kv_channels), "heads of --hidden-size / --num-attention-heads");
   }
   if (c.sliding_window > 0) add(fmt::format("--sliding-window {}", c.sliding_window), "no windows");
-  if (c.qk_layernorm) add("--qk-layernorm", "no norms of queries and keys");
+  if (c.latent.enabled) add("--multi-latent-attention", "keys and values of every head");
+  if (c.qk_layernorm && !c.latent.enabled) add("--qk-layernorm", "no norms of queries and keys");
   return list;
 }
 
@@ -96,14 +113,17 @@ std::vector<std::string> llama_obstacles(const ModelConfig& c) {
   };
   if (c.position_embedding != PositionEmbedding::kRope) add("--position-embedding-type none", "rope");
   if (c.rotary_percent != 1) add(fmt::format("--rotary-percent {}", c.rotary_percent), "1");
-  if (c.rotary_interleaved) add("--rotary-interleaved", "pairs half a head apart");
+  if (c.rotary_interleaved && !c.latent.enabled) add("--rotary-interleaved", "pairs half a head apart");
   if (c.normalization != Normalization::kRmsNorm) add("--normalization LayerNorm", "RMSNorm");
   if (!c.gated) add("a plain feed-forward layer", "a gated one (--swiglu)");
   if (c.sliding_window > 0 && (c.add_bias_linear || c.add_qkv_bias)) {
     add(fmt::format("biases with --sliding-window {}", c.sliding_window),
         "windows in Mistral alone, without biases");
   }
-  if (c.qk_layernorm && (c.sliding_window > 0 || c.add_bias_linear || c.add_qkv_bias)) {
+  if (c.latent.enabled && (c.sliding_window > 0 || c.add_bias_linear)) {
+    add("--multi-latent-attention with biases or a window", "it in DeepSeek-V3 alone, without either");
+  }
+  if (c.qk_layernorm && !c.latent.enabled && (c.sliding_window > 0 || c.add_bias_linear || c.add_qkv_bias)) {
     add("--qk-layernorm with biases or a window", "these norms in Qwen 3 alone, without either");
   }
   return list;
@@ -123,6 +143,8 @@ const char* name_of(HuggingFaceFamily family) {
       return "qwen2";
     case HuggingFaceFamily::kQwen3:
       return "qwen3";
+    case HuggingFaceFamily::kDeepseekV3:
+      return "deepseek_v3";
   }
   return "?";
 }
@@ -136,6 +158,7 @@ HuggingFaceFamily huggingface_family(const ModelConfig& config) {
   const std::vector<std::string> obstacles = huggingface_obstacles(config);
   if (!obstacles.empty()) throw ConfigError(obstacles);
   if (config.position_embedding == PositionEmbedding::kLearnedAbsolute) return HuggingFaceFamily::kGpt2;
+  if (config.latent.enabled) return HuggingFaceFamily::kDeepseekV3;
   if (config.sliding_window > 0) return HuggingFaceFamily::kMistral;
   if (config.qk_layernorm) return HuggingFaceFamily::kQwen3;
   return config.add_qkv_bias && !config.add_bias_linear ? HuggingFaceFamily::kQwen2
@@ -154,8 +177,12 @@ bool is_derived(const std::string& name) {
 }
 
 TensorMap huggingface_map(const ModelConfig& config) {
-  if (huggingface_family(config) == HuggingFaceFamily::kGpt2) {
+  const HuggingFaceFamily family = huggingface_family(config);
+  if (family == HuggingFaceFamily::kGpt2) {
     return make_tensor_map(config, {"transformer.h.{}.", kGpt2Before, kGpt2Layer, kGpt2After});
+  }
+  if (family == HuggingFaceFamily::kDeepseekV3) {
+    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kDeepseekLayer, kLlamaAfter});
   }
   return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter});
 }

@@ -8,6 +8,7 @@
 #include "nn/attention/context/ring_attention.hpp"
 #include "nn/attention/core_attention.hpp"
 #include "nn/attention/head_norm.hpp"
+#include "nn/attention/latent_attention.hpp"
 #include "nn/attention/self_attention.hpp"
 #include "nn/bias_dropout_add.hpp"
 #include "nn/fused_head.hpp"
@@ -75,6 +76,7 @@ class Builder {
   std::int64_t first_row() const { return tp_rank_ * padded_vocab_per_rank(spec_, tp_); }
 
   void make_borders() {
+    shared_->none = std::make_unique<nn::NoBorder>(context_.tp);
     const int chunks = spec_.tensor_parallel_chunks;
     if (spec_.sequence_parallel) {
       auto border = std::make_unique<nn::SequenceParallelBorder>(context_.tp, row_positions());
@@ -237,9 +239,9 @@ class Builder {
     const Param* bias = make(name + ".bias", Init{});
     return std::make_unique<nn::LayerNorm>(*weight, *bias, spec.eps);
   }
-  std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name) {
+  std::unique_ptr<nn::Norm> norm(const NormSpec& spec, const std::string& name, std::int64_t size = 0) {
     return norm_of(spec, name, [&](const std::string& vector_name, Init init) {
-      return vector(vector_name, spec_.hidden_size, init);
+      return vector(vector_name, size > 0 ? size : spec_.hidden_size, init);
     });
   }
   // Of a head, inside the tensor-parallel regions: each rank has the gradient that its own heads give.
@@ -256,6 +258,7 @@ class Builder {
     std::string name;
     std::int64_t size;
     std::int64_t groups = 0;  // key/value heads, of which a rank has at least one; 0: rows to cut anywhere
+    std::int64_t inputs = 0;  // 0: the hidden size
   };
   // `norm`: what makes its input again, or null. left_bias: null, or where to put the bias (or null), whose
   // gradient the caller then takes.
@@ -268,8 +271,9 @@ class Builder {
       const auto rows_of = [&](const std::string& name, const Shape& global, Init init) {
         return r.groups > 0 ? cut_groups(name, global, r.groups, init) : cut(name, global, 0, init);
       };
-      weights.push_back(
-          rows_of(prefix + r.name + ".weight", {r.size, spec_.hidden_size}, random(spec.init_std)));
+      weights.push_back(rows_of(prefix + r.name + ".weight",
+                                {r.size, r.inputs > 0 ? r.inputs : spec_.hidden_size},
+                                random(spec.init_std)));
       biases.push_back(rows_of(prefix + r.name + ".bias", {r.size}, {}));
     }
     const Param* weight = add(prefix + fused + ".weight", std::move(weights), traits(true));
@@ -339,43 +343,43 @@ class Builder {
     return std::make_unique<nn::RingAttention>(shape, cp, cut);
   }
 
-  std::unique_ptr<nn::CoreAttention> core_attention(const SelfAttentionSpec& spec, const std::string& prefix,
-                                                    std::int64_t layer) {
+  std::unique_ptr<nn::CoreAttention> core_attention(const CoreAttentionSpec& spec, std::int64_t heads,
+                                                    std::int64_t head_dim, double scale,
+                                                    const std::string& prefix, std::int64_t layer) {
     const std::string sinks = prefix + "core_attention.softmax_offset";
     const nn::CoreAttentionShape shape{
-        .head_dim = static_cast<int>(spec.head_dim),
-        .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim)),
-        .dropout = spec.core_attention.dropout,
-        .window = spec.core_attention.window,
-        .soft_cap = spec.core_attention.soft_cap,
-        .deterministic = spec.core_attention.deterministic,
+        .head_dim = static_cast<int>(head_dim),
+        .scale = scale,
+        .dropout = spec.dropout,
+        .window = spec.window,
+        .soft_cap = spec.soft_cap,
+        .deterministic = spec.deterministic,
         .site = nn::dropout_site(layer, "core_attention"),
-        .first_head = tp_rank_ * spec.heads / tp_,
-        .sinks = spec.core_attention.sinks ? add(sinks, {cut(sinks, {spec.heads}, 0, {})}, traits(false))
-                                           : nullptr};
-    if (spec.core_attention.kind == CoreAttentionSpec::Kind::kCached) {
+        .first_head = tp_rank_ * heads / tp_,
+        .sinks = spec.sinks ? add(sinks, {cut(sinks, {heads}, 0, {})}, traits(false)) : nullptr};
+    if (spec.kind == CoreAttentionSpec::Kind::kCached) {
       return std::make_unique<nn::CachedAttention>(shape, static_cast<std::size_t>(layer));
     }
-    std::unique_ptr<nn::CoreAttention> core =
-        training_attention(shape, spec.heads / tp_, spec.core_attention.context);
+    std::unique_ptr<nn::CoreAttention> core = training_attention(shape, heads / tp_, spec.context);
     if (!recomputes(&RecomputeSpec::core_attention)) return core;
     return std::make_unique<nn::RecomputedCoreAttention>(std::move(core));
   }
 
-  std::unique_ptr<nn::PositionRotation> rotation(const SelfAttentionSpec& spec) {
-    if (!spec.rotary) return std::make_unique<nn::NoRotation>();
+  std::unique_ptr<nn::PositionRotation> rotation(const std::optional<RotarySpec>& spec,
+                                                 std::int64_t head_dim) {
+    if (!spec) return std::make_unique<nn::NoRotation>();
     const bool documents = spec_.document_positions;
     if (!shared_->rotary) {
       // One table serves all layers: their rotary specs are equal (checked in validate).
       const std::int64_t rows =
           documents && context_.context ? context_.context->cut.length() : context_.positions;
-      shared_->rotary = make_rotary_table(lane_, *spec.rotary, rows, context_.dtype,
+      shared_->rotary = make_rotary_table(lane_, *spec, rows, context_.dtype,
                                           documents ? ops::RowPositions{} : row_positions());
     }
     if (documents) {
-      return std::make_unique<nn::RotationByDocument>(*shared_->rotary, static_cast<int>(spec.head_dim));
+      return std::make_unique<nn::RotationByDocument>(*shared_->rotary, static_cast<int>(head_dim));
     }
-    return std::make_unique<nn::RotaryRotation>(*shared_->rotary, static_cast<int>(spec.head_dim));
+    return std::make_unique<nn::RotaryRotation>(*shared_->rotary, static_cast<int>(head_dim));
   }
 
   std::unique_ptr<nn::HeadNorms> head_norms(const SelfAttentionSpec& spec, const std::string& prefix) {
@@ -394,8 +398,57 @@ class Builder {
     auto norms = head_norms(spec, prefix);
     return std::make_unique<nn::SelfAttention>(
         nn::HeadCounts{spec.heads / tp_, std::max<std::int64_t>(spec.groups / tp_, 1), spec.head_dim},
-        std::move(qkv), std::move(norms), rotation(spec), core_attention(spec, prefix, layer),
+        std::move(qkv), std::move(norms), rotation(spec.rotary, spec.head_dim),
+        core_attention(spec.core_attention, spec.heads, spec.head_dim,
+                       1.0 / std::sqrt(static_cast<double>(spec.head_dim)), prefix, layer),
         row_linear(spec.proj, prefix + "linear_proj", q));
+  }
+
+  // Outside the tensor-parallel regions, whole on every rank.
+  std::unique_ptr<nn::Linear> outer_linear(const LinearSpec& spec, const std::string& name,
+                                           std::int64_t outputs) {
+    const std::string weight = name + ".weight";
+    return std::make_unique<nn::ColumnParallelLinear>(
+        *shared_->none,
+        *add(weight, {whole(weight, {outputs, spec_.hidden_size}, random(spec.init_std))}, traits(true)),
+        nullptr);
+  }
+
+  std::unique_ptr<nn::Sublayer> self_attention(const LatentAttentionSpec& spec, const std::string& prefix,
+                                               std::int64_t layer, const nn::RecomputedNorm*) {
+    const LatentConfig& l = spec.sizes;
+    const std::int64_t core_dim = l.core_dim();
+    nn::LatentAttention::Parts parts;
+    const std::int64_t q = spec.heads * l.query_dim(), kv = spec.heads * (l.qk_head_dim + l.v_head_dim);
+    if (l.q_lora_rank > 0) {
+      auto down = outer_linear(spec.projections, prefix + "linear_q_down_proj", l.q_lora_rank);
+      auto between = norm(spec.norm, prefix + "q_layernorm", l.q_lora_rank);
+      parts.query = std::make_unique<nn::LowRankLinear>(
+          std::move(down), std::move(between),
+          column_linear(spec.projections, prefix, "linear_q_up_proj",
+                        {{.name = "linear_q_up_proj", .size = q, .inputs = l.q_lora_rank}}, nullptr));
+    } else {
+      parts.query = column_linear(spec.projections, prefix, "linear_q_proj", {{"linear_q_proj", q}}, nullptr);
+    }
+    parts.kv_down = outer_linear(spec.projections, prefix + "linear_kv_down_proj",
+                                 l.kv_lora_rank + l.qk_pos_emb_head_dim);
+    parts.kv_norm = norm(spec.norm, prefix + "kv_layernorm", l.kv_lora_rank);
+    parts.kv_up =
+        column_linear(spec.projections, prefix, "linear_kv_up_proj",
+                      {{.name = "linear_kv_up_proj", .size = kv, .inputs = l.kv_lora_rank}}, nullptr);
+    parts.query_rotation = rotation(spec.rotary, core_dim);
+    parts.key_rotation = rotation(spec.rotary, l.qk_pos_emb_head_dim);
+    // The magnitude that YaRN gives the rotated channels is all channels' (DeepSeek-V2, appendix).
+    const RopeScaling& scaling = spec.rotary.scaling;
+    const double magnitude =
+        scaling.kind == RopeScaling::Kind::kYarn ? yarn_magnitude(scaling.factor, scaling.mscale_all_dim) : 1;
+    parts.core =
+        core_attention(spec.core_attention, spec.heads, core_dim,
+                       magnitude * magnitude / std::sqrt(static_cast<double>(l.query_dim())), prefix, layer);
+    parts.proj = row_linear(spec.proj, prefix + "linear_proj", spec.heads * l.v_head_dim);
+    return std::make_unique<nn::LatentAttention>(
+        nn::LatentHeads{spec.heads / tp_, l.qk_pos_emb_head_dim, l.qk_head_dim, l.v_head_dim, l.kv_lora_rank},
+        border(), std::move(parts));
   }
 
   static std::vector<Rows> feed_forward_rows(const MlpSpec& spec) {
@@ -559,9 +612,15 @@ class Builder {
     slots.input_norm = norm(spec.input_norm, prefix + "input_layernorm");
     const nn::RecomputedNorm* input_norm = nullptr;
     const nn::RecomputedNorm* pre_mlp_norm = nullptr;
-    if (recomputes(&RecomputeSpec::norms)) input_norm = recompute(slots.input_norm);
-    slots.self_attention = self_attention(spec.self_attention, prefix + "self_attention.", index, input_norm);
-    slots.attention_bda = bias_dropout_add(spec.attention_bda, spec.self_attention.proj,
+    // Two projections read the norm in front of latent attention: it is kept for both.
+    const bool one_reader = std::holds_alternative<SelfAttentionSpec>(spec.self_attention);
+    if (recomputes(&RecomputeSpec::norms) && one_reader) input_norm = recompute(slots.input_norm);
+    slots.self_attention = std::visit(
+        [&](const auto& attention) {
+          return self_attention(attention, prefix + "self_attention.", index, input_norm);
+        },
+        spec.self_attention);
+    slots.attention_bda = bias_dropout_add(spec.attention_bda, proj_of(spec.self_attention),
                                            prefix + "self_attention.linear_proj", index, "attention");
     slots.pre_mlp_norm = norm(spec.pre_mlp_norm, prefix + "pre_mlp_layernorm");
     // In a feed-forward network that is recomputed whole, the norm's output is the input that is kept.

@@ -121,6 +121,12 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("add_bias_linear", c.add_bias_linear);
   visit("add_qkv_bias", c.add_qkv_bias);
   visit("qk_layernorm", c.qk_layernorm);
+  visit("multi_latent_attention", c.latent.enabled);
+  visit("q_lora_rank", c.latent.q_lora_rank);
+  visit("kv_lora_rank", c.latent.kv_lora_rank);
+  visit("qk_head_dim", c.latent.qk_head_dim);
+  visit("qk_pos_emb_head_dim", c.latent.qk_pos_emb_head_dim);
+  visit("v_head_dim", c.latent.v_head_dim);
   visit("tied", c.tied);
   visit("hidden_dropout", c.hidden_dropout);
   visit("attention_dropout", c.attention_dropout);
@@ -195,12 +201,24 @@ std::int64_t quotient_or_zero(std::int64_t a, std::int64_t b) {
   return b > 0 ? a / b : 0;
 }
 
+template <class Number>
+Number latent_weights(const ModelConfig& c) {
+  const LatentConfig& l = c.latent;
+  const auto h = static_cast<Number>(c.hidden_size), heads = static_cast<Number>(c.num_attention_heads),
+             q = static_cast<Number>(l.query_dim()), v = static_cast<Number>(l.v_head_dim),
+             q_rank = static_cast<Number>(l.q_lora_rank), kv_rank = static_cast<Number>(l.kv_lora_rank);
+  const Number queries = l.q_lora_rank > 0 ? q_rank * (h + heads * q) : h * heads * q;
+  const Number down = h * (kv_rank + static_cast<Number>(l.qk_pos_emb_head_dim));
+  return queries + down + kv_rank * heads * (static_cast<Number>(l.qk_head_dim) + v) + heads * v * h;
+}
+
 // Weights that stand in matrix products (biases and norms apart), of attention in one layer and of all
 // feed-forward networks, with `experts` of each mixture.
 std::int64_t attention_weights(const ModelConfig& c) {
   const std::int64_t heads = c.num_attention_heads * c.kv_channels,
                      groups = c.num_query_groups * c.kv_channels;
-  return c.hidden_size * (heads + 2 * groups) + heads * c.hidden_size;
+  return c.latent.enabled ? latent_weights<std::int64_t>(c)
+                          : c.hidden_size * (heads + 2 * groups) + heads * c.hidden_size;
 }
 std::int64_t matrix_weights(const ModelConfig& c, std::int64_t experts) {
   const std::int64_t of_width = (c.gated ? 3 : 2) * c.hidden_size;
@@ -220,6 +238,7 @@ class Problems {
 
   std::vector<std::string> collect() {
     sizes();
+    if (list_.empty() && c_.latent.enabled) latent();
     if (list_.empty()) relations();  // they divide by sizes
     rotary();
     fractions();
@@ -260,7 +279,7 @@ class Problems {
 
   void relations() {
     const std::int64_t h = c_.hidden_size, heads = c_.num_attention_heads, groups = c_.num_query_groups;
-    if (c_.kv_channels == 0 && h % heads != 0) {
+    if (c_.kv_channels == 0 && h % heads != 0 && !c_.latent.enabled) {
       const std::int64_t below = h / heads * heads;
       add("--hidden-size {} is not divisible by --num-attention-heads {}: use --hidden-size {}{}, or give "
           "the head "
@@ -277,22 +296,56 @@ class Problems {
     }
   }
 
+  void latent() {
+    const LatentConfig& l = c_.latent;
+    positive("--q-lora-rank", l.q_lora_rank, true);
+    positive("--kv-lora-rank", l.kv_lora_rank);
+    positive("--qk-head-dim", l.qk_head_dim);
+    positive("--qk-pos-emb-head-dim", l.qk_pos_emb_head_dim);
+    positive("--v-head-dim", l.v_head_dim);
+    if (c_.position_embedding != PositionEmbedding::kRope || c_.rotary_percent != 1) {
+      add("--multi-latent-attention rotates --qk-pos-emb-head-dim channels: it needs "
+          "--position-embedding-type rope "
+          "and --rotary-percent 1");
+    }
+    if (l.qk_pos_emb_head_dim % 2 != 0) {
+      add("--qk-pos-emb-head-dim {} must be even: rotation turns pairs", l.qk_pos_emb_head_dim);
+    }
+    if (c_.num_query_groups != 0 && c_.num_query_groups != c_.num_attention_heads) {
+      add("--num-query-groups {} with --multi-latent-attention: every one of --num-attention-heads {} has "
+          "keys and "
+          "values of its own",
+          c_.num_query_groups, c_.num_attention_heads);
+    }
+    if (c_.kv_channels != 0 && c_.kv_channels != l.core_dim()) {
+      add("--kv-channels {} with --multi-latent-attention: --qk-head-dim, --qk-pos-emb-head-dim and "
+          "--v-head-dim say "
+          "the sizes of heads",
+          c_.kv_channels);
+    }
+    if (c_.add_qkv_bias) add("--add-qkv-bias with --multi-latent-attention: its projections have no biases");
+  }
+
   void rotary() {
     if (!(c_.rotary_percent > 0 && c_.rotary_percent <= 1)) {
       add("--rotary-percent {} must be above 0 and at most 1", c_.rotary_percent);
       return;
     }
     if (c_.position_embedding != PositionEmbedding::kRope) return;
+    scaling();
     if (!(c_.rotary_base > 0)) add("--rotary-base {} must be above 0", c_.rotary_base);
     const std::int64_t head =
         c_.kv_channels > 0 ? c_.kv_channels : quotient_or_zero(c_.hidden_size, c_.num_attention_heads);
     const auto rotated = static_cast<std::int64_t>(static_cast<double>(head) * c_.rotary_percent);
-    if (head > 0 && (rotated < 2 || rotated % 2 != 0)) {
+    if (head > 0 && !c_.latent.enabled && (rotated < 2 || rotated % 2 != 0)) {
       add("--position-embedding-type rope turns pairs: --kv-channels {} times --rotary-percent {} gives {} "
           "rotated "
           "channels, which must be an even number of at least 2",
           head, c_.rotary_percent, rotated);
     }
+  }
+
+  void scaling() {
     const RopeScaling& scaling = c_.rope_scaling;
     if (scaling.kind == RopeScaling::Kind::kNone) return;
     if (!(scaling.factor > 0)) add("--rope-scaling-factor {} must be above 0", scaling.factor);
@@ -354,7 +407,8 @@ class Problems {
     const double h = static_cast<double>(c.hidden_size);
     const double heads = static_cast<double>(c.num_attention_heads) * static_cast<double>(c.kv_channels);
     const double experts = static_cast<double>(c.moe.num_experts) * static_cast<double>(c.moe.ffn_hidden_size);
-    const double layer = h * (4 * heads + 3 * (static_cast<double>(c.ffn_hidden_size) + experts));
+    const double layer = h * (4 * heads + 3 * (static_cast<double>(c.ffn_hidden_size) + experts)) +
+                         (c.latent.enabled ? latent_weights<double>(c) : 0);
     const double total =
         static_cast<double>(c.num_layers) * layer +
         h * (2 * static_cast<double>(c.vocab_size) + static_cast<double>(c.max_position_embeddings));
@@ -375,6 +429,10 @@ class Problems {
 
 ModelConfig resolved(ModelConfig c) {
   if (c.num_query_groups == 0) c.num_query_groups = c.num_attention_heads;
+  if (c.latent.enabled) {
+    c.kv_channels = c.latent.core_dim();
+    c.qk_layernorm = true;
+  }
   if (c.kv_channels == 0) c.kv_channels = quotient_or_zero(c.hidden_size, c.num_attention_heads);
   if (c.ffn_hidden_size == 0) {
     // Gated units have three matrices in place of two; Megatron cuts 8h/3 down to a multiple of 64.
@@ -436,10 +494,14 @@ std::int64_t parameter_count(const ModelConfig& config) {
   const std::int64_t norm = vectors * h;
   const std::int64_t qkv = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels;
   std::int64_t biases = 0;
-  if (c.add_bias_linear || c.add_qkv_bias) biases += qkv;
+  if ((c.add_bias_linear || c.add_qkv_bias) && !c.latent.enabled) biases += qkv;
   if (c.add_bias_linear) biases += h + (c.gated ? 2 : 1) * c.ffn_hidden_size + h;
   std::int64_t count = matrix_weights(c, c.moe.num_experts) + c.num_layers * (biases + 2 * norm) + norm;
-  if (c.qk_layernorm) count += c.num_layers * 2 * vectors * c.kv_channels;
+  if (c.qk_layernorm) {
+    const std::int64_t sizes =
+        c.latent.enabled ? c.latent.q_lora_rank + c.latent.kv_lora_rank : 2 * c.kv_channels;
+    count += c.num_layers * vectors * sizes;
+  }
   count += c.vocab_size * h * (c.tied ? 1 : 2);
   if (c.position_embedding == PositionEmbedding::kLearnedAbsolute) count += c.max_position_embeddings * h;
   return count;
@@ -450,8 +512,11 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_length) {
   const auto weights = static_cast<double>(matrix_weights(c, c.moe.topk)) +
                        static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
   const std::int64_t keys = c.sliding_window > 0 ? std::min(seq_length, c.sliding_window) : seq_length;
+  // Half of it for queries with keys, half with values.
+  const double head = c.latent.enabled ? static_cast<double>(c.latent.query_dim() + c.latent.v_head_dim) / 2
+                                       : static_cast<double>(c.kv_channels);
   const auto attention = static_cast<double>(c.num_layers) * static_cast<double>(c.num_attention_heads) *
-                         static_cast<double>(c.kv_channels) * static_cast<double>(keys);
+                         head * static_cast<double>(keys);
   return 6 * weights + 12 * attention;
 }
 

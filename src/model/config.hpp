@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/latent_config.hpp"
 #include "model/moe_config.hpp"
 #include "ops/activation.hpp"
 
@@ -61,6 +62,7 @@ struct ModelConfig {
   bool add_bias_linear = true;  // biases of all linear layers but the output layer
   bool add_qkv_bias = false;    // bias of qkv although add_bias_linear is off
   bool qk_layernorm = false;    // a norm over each head of the queries and of the keys, before the rotation
+  LatentConfig latent;          // latent attention: num_query_groups and kv_channels follow from it
   bool tied = true;             // the output layer shares the word embeddings
 
   double hidden_dropout = 0.1;
@@ -84,8 +86,8 @@ ModelConfig model_config_from_json(const std::string& text);
 
 // Parameters of the model, and floating-point operations per token of a forward and backward pass over
 // sequences of `seq_length` by the field's convention: 6 N + 12 L A S with N the weights used in matrix
-// products (a tied embedding once; of experts those that one token uses), A = heads · head size, causal
-// attention not halved.
+// products (a tied embedding once; of experts those that one token uses), A = heads · head size (of latent
+// attention the mean of a query's and a value's), causal attention not halved.
 std::int64_t parameter_count(const ModelConfig& config);
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length);
 

@@ -23,6 +23,7 @@ class GptModel {
   // What the parts refer to, made first and kept alive with them.
   struct Shared {
     std::unique_ptr<nn::TensorParallelBorder> border;
+    std::unique_ptr<nn::TensorParallelBorder> none;  // of what stands outside the tensor-parallel regions
     std::unique_ptr<nn::ChunkedBorder> chunked;
     std::optional<ops::RopeTable> rotary;
   };

@@ -63,6 +63,34 @@ MoeSpec moe_spec(const ModelConfig& config, const MlpSpec& dense) {
   return spec;
 }
 
+AttentionSpec attention_spec(const ModelConfig& c, const NormSpec& norm, const LinearSpec& output) {
+  const CoreAttentionSpec core{.dropout = c.attention_dropout, .window = c.sliding_window};
+  RotarySpec rotary{c.rotary_base, c.latent.qk_pos_emb_head_dim, c.rotary_interleaved, c.rope_scaling};
+  if (c.latent.enabled) {
+    return LatentAttentionSpec{.heads = c.num_attention_heads,
+                               .sizes = c.latent,
+                               .projections = {false, c.init_method_std},
+                               .norm = norm,
+                               .rotary = rotary,
+                               .core_attention = core,
+                               .proj = output};
+  }
+  SelfAttentionSpec attention{.heads = c.num_attention_heads,
+                              .groups = c.num_query_groups,
+                              .head_dim = c.kv_channels,
+                              .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
+                              .qk_norm = std::nullopt,
+                              .rotary = std::nullopt,
+                              .core_attention = core,
+                              .proj = output};
+  if (c.qk_layernorm) attention.qk_norm = norm;
+  if (c.position_embedding == PositionEmbedding::kRope) {
+    rotary.dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
+    attention.rotary = rotary;
+  }
+  return attention;
+}
+
 LayerSpec layer_spec(const ModelConfig& c) {
   const NormSpec norm{
       c.normalization == Normalization::kRmsNorm ? NormSpec::Kind::kRmsNorm : NormSpec::Kind::kLayerNorm,
@@ -72,22 +100,8 @@ LayerSpec layer_spec(const ModelConfig& c) {
   // (GPT-2).
   const LinearSpec output{c.add_bias_linear,
                           c.init_method_std / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
-
-  SelfAttentionSpec attention{.heads = c.num_attention_heads,
-                              .groups = c.num_query_groups,
-                              .head_dim = c.kv_channels,
-                              .qkv = {c.add_bias_linear || c.add_qkv_bias, c.init_method_std},
-                              .qk_norm = std::nullopt,
-                              .rotary = std::nullopt,
-                              .core_attention = {.dropout = c.attention_dropout, .window = c.sliding_window},
-                              .proj = output};
-  if (c.qk_layernorm) attention.qk_norm = norm;
-  if (c.position_embedding == PositionEmbedding::kRope) {
-    const auto dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
-    attention.rotary = RotarySpec{c.rotary_base, dim, c.rotary_interleaved, c.rope_scaling};
-  }
   return {.input_norm = norm,
-          .self_attention = attention,
+          .self_attention = attention_spec(c, norm, output),
           .attention_bda = {c.hidden_dropout},
           .pre_mlp_norm = norm,
           .mlp = MlpSpec{c.ffn_hidden_size, linear, c.activation, c.gated, output},
@@ -125,25 +139,42 @@ bool output_bias(const LayerSpec& layer) {
   return mlp != nullptr && mlp->fc2.bias;
 }
 
-std::string describe(const LayerSpec& layer) {
-  const SelfAttentionSpec& a = layer.self_attention;
-  std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
-  text += fmt::format(
-      "    self_attention  {} heads of {}, {} key/value groups{}{}{}{}{}{}\n", a.heads, a.head_dim, a.groups,
-      a.core_attention.window > 0 ? fmt::format(", window {}", a.core_attention.window) : "",
-      a.core_attention.soft_cap > 0 ? fmt::format(", soft cap {:g}", a.core_attention.soft_cap) : "",
-      a.core_attention.sinks ? ", sinks" : "", a.qkv.bias ? ", qkv bias" : "",
-      a.core_attention.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
-      a.core_attention.dropout > 0 ? fmt::format(", dropout {:g}", a.core_attention.dropout) : "");
+std::string describe(const CoreAttentionSpec& core) {
+  return fmt::format("{}{}{}{}{}", core.window > 0 ? fmt::format(", window {}", core.window) : "",
+                     core.soft_cap > 0 ? fmt::format(", soft cap {:g}", core.soft_cap) : "",
+                     core.sinks ? ", sinks" : "",
+                     core.kind == CoreAttentionSpec::Kind::kCached ? ", key/value cache" : "",
+                     core.dropout > 0 ? fmt::format(", dropout {:g}", core.dropout) : "");
+}
+
+std::string describe(const SelfAttentionSpec& a) {
+  std::string text = fmt::format("{} heads of {}, {} key/value groups{}{}\n", a.heads, a.head_dim, a.groups,
+                                 a.qkv.bias ? ", qkv bias" : "", describe(a.core_attention));
   if (a.qk_norm) text += fmt::format("      q, k norms    {}\n", describe(*a.qk_norm));
-  if (a.rotary) {
-    text += fmt::format("      rotary        {} channels, base {:g}{}\n", a.rotary->dim, a.rotary->base,
-                        a.rotary->scaling.kind == RopeScaling::Kind::kNone
+  return text;
+}
+
+std::string describe(const LatentAttentionSpec& a) {
+  const LatentConfig& l = a.sizes;
+  return fmt::format(
+      "latent, {} heads of {} + {} rotated, values of {}{}\n      latents       {} of keys and values{}, "
+      "{}\n",
+      a.heads, l.qk_head_dim, l.qk_pos_emb_head_dim, l.v_head_dim, describe(a.core_attention), l.kv_lora_rank,
+      l.q_lora_rank > 0 ? fmt::format(", {} of queries", l.q_lora_rank) : "", describe(a.norm));
+}
+
+std::string describe(const LayerSpec& layer) {
+  std::string text = fmt::format("    input_norm      {}\n", describe(layer.input_norm));
+  text += "    self_attention  " +
+          std::visit([](const auto& attention) { return describe(attention); }, layer.self_attention);
+  if (const std::optional<RotarySpec> rotary = rotary_of(layer.self_attention)) {
+    text += fmt::format("      rotary        {} channels, base {:g}{}\n", rotary->dim, rotary->base,
+                        rotary->scaling.kind == RopeScaling::Kind::kNone
                             ? ""
-                            : fmt::format(", scaling factor {:g}", a.rotary->scaling.factor));
+                            : fmt::format(", scaling factor {:g}", rotary->scaling.factor));
   }
-  text += fmt::format("    attention_bda   {}dropout {:g}\n", a.proj.bias ? "bias, " : "",
-                      layer.attention_bda.dropout);
+  text += fmt::format("    attention_bda   {}dropout {:g}\n",
+                      proj_of(layer.self_attention).bias ? "bias, " : "", layer.attention_bda.dropout);
   text += fmt::format("    pre_mlp_norm    {}\n", describe(layer.pre_mlp_norm));
   text += std::visit([](const auto& part) { return describe(part); }, layer.mlp);
   text += fmt::format("    mlp_bda         {}dropout {:g}\n", output_bias(layer) ? "bias, " : "",
@@ -152,6 +183,27 @@ std::string describe(const LayerSpec& layer) {
 }
 
 }  // namespace
+
+CoreAttentionSpec& core_attention_of(AttentionSpec& spec) {
+  return std::visit([](auto& attention) -> CoreAttentionSpec& { return attention.core_attention; }, spec);
+}
+
+const LinearSpec& proj_of(const AttentionSpec& spec) {
+  return std::visit([](const auto& attention) -> const LinearSpec& { return attention.proj; }, spec);
+}
+
+std::optional<RotarySpec> rotary_of(const AttentionSpec& spec) {
+  return std::visit([](const auto& attention) -> std::optional<RotarySpec> { return attention.rotary; },
+                    spec);
+}
+
+std::int64_t key_columns(const AttentionSpec& spec, int tp) {
+  if (const auto* latent = std::get_if<LatentAttentionSpec>(&spec)) {
+    return latent->heads / tp * latent->sizes.core_dim();
+  }
+  const auto& a = std::get<SelfAttentionSpec>(spec);
+  return std::max<std::int64_t>(a.groups / tp, 1) * a.head_dim;
+}
 
 std::string to_string(const ModelSpec& spec) {
   std::string text = fmt::format(
@@ -209,7 +261,7 @@ ModelSpec evaluation_spec(const ModelConfig& config) {
   spec.embedding.dropout = 0;
   for (LayerSpec& layer : spec.layers) {
     layer.attention_bda.dropout = layer.mlp_bda.dropout = 0;
-    layer.self_attention.core_attention.dropout = 0;
+    core_attention_of(layer.self_attention).dropout = 0;
   }
   return spec;
 }
@@ -217,7 +269,7 @@ ModelSpec evaluation_spec(const ModelConfig& config) {
 ModelSpec inference_spec(const ModelConfig& config) {
   ModelSpec spec = evaluation_spec(config);
   for (LayerSpec& layer : spec.layers) {
-    layer.self_attention.core_attention.kind = CoreAttentionSpec::Kind::kCached;
+    core_attention_of(layer.self_attention).kind = CoreAttentionSpec::Kind::kCached;
     // A token that is generated has no others to compete with.
     if (auto* moe = std::get_if<MoeSpec>(&layer.mlp)) moe->router.capacity_factor = 0;
   }
@@ -244,13 +296,20 @@ std::vector<std::string> validate(const ModelSpec& spec, int tp, const ExpertSiz
   };
   if (spec.layers.empty()) problems.emplace_back("--num-layers 0: a model needs at least one layer");
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const SelfAttentionSpec& a = spec.layers[i].self_attention;
+    const AttentionSpec& attention = spec.layers[i].self_attention;
     if (i > 0 && spec.layers[i] == spec.layers[i - 1]) continue;
-    divides(a.heads, "--num-attention-heads");
-    if (a.groups % tp != 0 && tp % a.groups != 0) {
-      problems.push_back(
-          fmt::format("--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other",
-                      a.groups, tp));
+    divides(std::visit([](const auto& a) { return a.heads; }, attention), "--num-attention-heads");
+    if (const auto* a = std::get_if<SelfAttentionSpec>(&attention); a != nullptr) {
+      if (a->groups % tp != 0 && tp % a->groups != 0) {
+        problems.push_back(fmt::format(
+            "--num-query-groups {} and --tensor-model-parallel-size {}: neither divides the other", a->groups,
+            tp));
+      }
+      if (a->rotary && a->rotary->dim % 2 != 0) {
+        problems.push_back(
+            fmt::format("--rotary-percent leaves {} rotated channels of --kv-channels {}: it must be even",
+                        a->rotary->dim, a->head_dim));
+      }
     }
     if (const auto* mlp = std::get_if<MlpSpec>(&spec.layers[i].mlp)) {
       divides(mlp->ffn_hidden_size, "--ffn-hidden-size");
@@ -261,14 +320,9 @@ std::vector<std::string> validate(const ModelSpec& spec, int tp, const ExpertSiz
                  "--expert-tensor-parallel-size");
       if (moe.shared) divides(moe.shared->ffn_hidden_size, "--moe-shared-expert-intermediate-size");
     }
-    if (a.rotary != spec.layers[0].self_attention.rotary) {
+    if (rotary_of(attention) != rotary_of(spec.layers[0].self_attention)) {
       problems.push_back(
           fmt::format("layer {} has other rotary positions than layer 0: one table serves all layers", i));
-    }
-    if (a.rotary && a.rotary->dim % 2 != 0) {
-      problems.push_back(
-          fmt::format("--rotary-percent leaves {} rotated channels of --kv-channels {}: it must be even",
-                      a.rotary->dim, a.head_dim));
     }
   }
   return problems;

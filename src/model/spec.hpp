@@ -63,6 +63,27 @@ struct SelfAttentionSpec {
   bool operator==(const SelfAttentionSpec&) const = default;
 };
 
+// See nn/attention/latent_attention.hpp.
+struct LatentAttentionSpec {
+  std::int64_t heads = 0;
+  LatentConfig sizes;
+  LinearSpec projections;  // down and up; none has a bias
+  NormSpec norm;           // of the latents
+  RotarySpec rotary;
+  CoreAttentionSpec core_attention;
+  LinearSpec proj;  // its bias is added by the attention_bda slot
+  bool operator==(const LatentAttentionSpec&) const = default;
+};
+
+using AttentionSpec = std::variant<SelfAttentionSpec, LatentAttentionSpec>;
+
+// What every kind of attention has.
+CoreAttentionSpec& core_attention_of(AttentionSpec& spec);
+const LinearSpec& proj_of(const AttentionSpec& spec);
+std::optional<RotarySpec> rotary_of(const AttentionSpec& spec);
+// Columns of the keys, and of the values, on one tensor-parallel rank.
+std::int64_t key_columns(const AttentionSpec& spec, int tensor_parallel_size);
+
 struct MlpSpec {
   std::int64_t ffn_hidden_size = 0;
   LinearSpec fc1;
@@ -102,7 +123,7 @@ struct BiasDropoutAddSpec {
 
 struct LayerSpec {
   NormSpec input_norm;
-  SelfAttentionSpec self_attention;
+  AttentionSpec self_attention;
   BiasDropoutAddSpec attention_bda;
   NormSpec pre_mlp_norm;
   std::variant<MlpSpec, MoeSpec> mlp;

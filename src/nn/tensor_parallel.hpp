@@ -48,6 +48,16 @@ class ReplicatedBorder final : public TensorParallelBorder {
   std::int64_t first_outside(std::int64_t) const override { return 0; }
 };
 
+// Where nothing crosses: of linear layers that stand outside the region, whole on every rank.
+class NoBorder final : public TensorParallelBorder {
+ public:
+  using TensorParallelBorder::TensorParallelBorder;
+  Async<Tensor> spread(Lane&, const Tensor& x) const override { return Async<Tensor>(x); }
+  Async<Tensor> combine(Lane&, const Tensor& partial) const override { return Async<Tensor>(partial); }
+  std::int64_t outside(std::int64_t s) const override { return s; }
+  std::int64_t first_outside(std::int64_t) const override { return 0; }
+};
+
 class SequenceParallelBorder final : public TensorParallelBorder {
  public:
   using TensorParallelBorder::TensorParallelBorder;

@@ -2,6 +2,8 @@
 // the floating-point operations of matrix products. Scratch counts nowhere. Used only while a lane is traced.
 #pragma once
 
+#include <algorithm>
+
 #include "core/trace.hpp"
 #include "ops/twins.hpp"
 
@@ -136,6 +138,16 @@ inline OperationCost cost_of(const char* twin, const Tensor& logits, const Tenso
                              const CrossEntropyOptions&, double, const CrossEntropyResult& result,
                              const Tensor&) {
   return {twin, 2 * costs::bytes(logits) + costs::bytes(labels) + costs::bytes(result)};
+}
+// copy_to_heads and sum_of_heads: some channels of each head, and as many once.
+inline OperationCost cost_of(const char* twin, const Tensor& x, const Tensor& y, std::int64_t head_dim,
+                             std::int64_t) {
+  const double columns = static_cast<double>(std::max(x.columns(), y.columns()));
+  return {twin, std::min(costs::bytes(x), costs::bytes(y)) * (columns / static_cast<double>(head_dim) + 1)};
+}
+inline OperationCost cost_of(const char* twin, const Tensor& y, std::int64_t head_dim, std::int64_t first,
+                             const Tensor& x) {
+  return cost_of(twin, x, y, head_dim, first);
 }
 // dy is read; what it adds to is counted by the rows that it has.
 inline OperationCost cost_of(const char* twin, const Tensor& dy, const Tensor& ids, const Tensor& table,

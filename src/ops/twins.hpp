@@ -7,6 +7,7 @@
 #include "ops/attention.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/dropout.hpp"
+#include "ops/head_columns.hpp"
 #include "ops/moe.hpp"
 #include "ops/norm.hpp"
 #include "ops/normal.hpp"

@@ -178,7 +178,7 @@ Engine::Engine(Lane& lane, const Groups& groups, const EngineOptions& options)
     spec->document_positions = options.document_positions;
     const auto& methods = options.context_methods;
     for (std::size_t i = 0; i < spec->layers.size(); ++i) {
-      CoreAttentionSpec& attention = spec->layers[i].self_attention.core_attention;
+      CoreAttentionSpec& attention = core_attention_of(spec->layers[i].self_attention);
       attention.deterministic = options.deterministic;
       attention.context = methods.size() == 1 ? methods.front() : methods.at(i);
     }

@@ -105,8 +105,18 @@ class Cases {
     const Index h = m_.hidden_size, heads = m_.num_attention_heads * m_.kv_channels,
                 groups = m_.num_query_groups * m_.kv_channels;
     const bool bias = m_.add_bias_linear;
-    linear("qkv", h, heads + 2 * groups, bias || m_.add_qkv_bias);
-    linear("proj", heads, h, false);  // its bias is added with the residual
+    if (const LatentConfig& l = m_.latent; l.enabled) {
+      const Index n = m_.num_attention_heads;
+      if (l.q_lora_rank > 0) linear("q_down", h, l.q_lora_rank, false);
+      linear(l.q_lora_rank > 0 ? "q_up" : "q", l.q_lora_rank > 0 ? l.q_lora_rank : h, n * l.query_dim(),
+             false);
+      linear("kv_down", h, l.kv_lora_rank + l.qk_pos_emb_head_dim, false);
+      linear("kv_up", l.kv_lora_rank, n * (l.qk_head_dim + l.v_head_dim), false);
+      linear("proj", n * l.v_head_dim, h, false);
+    } else {
+      linear("qkv", h, heads + 2 * groups, bias || m_.add_qkv_bias);
+      linear("proj", heads, h, false);  // its bias is added with the residual
+    }
     linear("fc1", h, m_.ffn_hidden_size * (m_.gated ? 2 : 1), bias);
     linear("fc2", m_.ffn_hidden_size, h, false);
     linear("head", h, padded_vocabulary(m_), false);

@@ -145,6 +145,7 @@ void add_model_options(OptionSet& options, ModelConfig& m) {
       .flag("qk-layernorm", m.qk_layernorm,
             "a norm over each head of queries and keys, before positions enter")
       .also({"qk-norm"});
+  add_latent_options(options, m.latent);
   options.flag("untie-embeddings-and-output-weights", m.tied, "an output layer with weights of its own",
                false);
   options.real("hidden-dropout", m.hidden_dropout, Reals::below_one(), "dropout in the residual stream");

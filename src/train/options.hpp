@@ -14,6 +14,7 @@ namespace weft {
 
 void add_model_options(OptionSet& options, ModelConfig& model);
 void add_moe_options(OptionSet& options, ModelConfig& model);
+void add_latent_options(OptionSet& options, LatentConfig& latent);  // of add_model_options
 void add_parallel_options(OptionSet& options, ParallelConfig& parallel);
 void add_optimizer_options(OptionSet& options, OptimizerConfig& optimizer);
 void add_data_options(OptionSet& options, DataConfig& data);

@@ -13,7 +13,8 @@ namespace {
 
 using Tokens = GenerateRequest::Tokens;
 
-// A tiny model whose weights are large enough for its choices to be far apart.
+// A tiny model whose weights are large enough for its choices to be far apart. No groups of rotary keys:
+// latent attention.
 ModelConfig tiny(PositionEmbedding positions, std::int64_t groups) {
   ModelConfig c;
   c.num_layers = 2;
@@ -32,6 +33,12 @@ ModelConfig tiny(PositionEmbedding positions, std::int64_t groups) {
     c.activation = ops::Activation::kSilu;
     c.gated = true;
     c.add_bias_linear = false;
+    c.latent = {.enabled = groups == 0,
+                .q_lora_rank = 8,
+                .kv_lora_rank = 10,
+                .qk_head_dim = 6,
+                .qk_pos_emb_head_dim = 4,
+                .v_head_dim = 5};
   }
   return c;
 }
@@ -202,7 +209,8 @@ TEST_P(Models, ARehearsalFitsIntoThePlan) {
   EXPECT_LE(f.arena->high_water(), memory.arena);
   // The parts that a plan names.
   EXPECT_EQ(memory.weights, f.generator.weights().weights().bytes());
-  const std::int64_t layers = 2, positions = 64, width = config().num_query_groups * 6;
+  const ModelConfig c = resolved(config());
+  const std::int64_t layers = 2, positions = 64, width = c.num_query_groups * c.kv_channels;
   EXPECT_EQ(memory.cache, static_cast<std::size_t>(layers * 2 * positions * width * 4));
   EXPECT_LT(memory.weights + memory.cache, memory.arena);
 }
@@ -221,15 +229,14 @@ TEST_P(Models, MemoryIsPlannedForGpus) {
   EXPECT_EQ(plan(DType::kBF16, 0, 2).arena, plan(DType::kBF16, 1, 2).arena);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Models,
-                         testing::Combine(testing::Values(PositionEmbedding::kLearnedAbsolute,
-                                                          PositionEmbedding::kRope),
-                                          testing::Values(std::int64_t{4}, std::int64_t{2}, std::int64_t{1})),
-                         [](const auto& p) {
-                           return std::string(std::get<0>(p.param) == PositionEmbedding::kRope ? "rotary"
-                                                                                               : "learned") +
-                                  std::to_string(std::get<1>(p.param)) + "groups";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, Models,
+    testing::Combine(testing::Values(PositionEmbedding::kLearnedAbsolute, PositionEmbedding::kRope),
+                     testing::Values(std::int64_t{4}, std::int64_t{2}, std::int64_t{1}, std::int64_t{0})),
+    [](const auto& p) {
+      return std::string(std::get<0>(p.param) == PositionEmbedding::kRope ? "rotary" : "learned") +
+             std::to_string(std::get<1>(p.param)) + "groups";
+    });
 
 TEST(Generator, LongPromptsComeInPieces) {
   ModelConfig c = tiny(PositionEmbedding::kRope, 2);

@@ -296,6 +296,30 @@ TEST(HuggingFaceConfig, Qwen3) {
   EXPECT_EQ(huggingface_obstacles(learned).size(), 1u);
 }
 
+TEST(HuggingFaceConfig, LatentAttention) {
+  const Json dense = with(golden("deepseek_v3"), "first_k_dense_replace", 3);
+  const ModelConfig c = config_of(dense);
+  EXPECT_EQ(c.latent, (LatentConfig{true, 24, 16, 16, 8, 16}));
+  EXPECT_EQ(c.kv_channels, 24);
+  EXPECT_TRUE(c.rotary_interleaved);
+  EXPECT_EQ(config_of(Json::parse(config_to_huggingface(c, DType::kF32))), c);
+  EXPECT_EQ(config_of(with(dense, "q_lora_rank", nullptr)).latent.q_lora_rank, 0);
+  EXPECT_FALSE(config_of(with(dense, "rope_interleave", false)).rotary_interleaved);
+  Json bare = dense;
+  for (const char* name :
+       {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
+    bare.erase(name);
+  }
+  EXPECT_EQ(config_of(bare).latent, (LatentConfig{true, 1536, 512, 128, 64, 128}));
+  EXPECT_NE(refusal(with(dense, "attention_bias", true)).find("attention_bias true"), std::string::npos);
+  const Json yarn = with(golden("deepseek_v3_yarn_noqlora"), "first_k_dense_replace", 2);
+  EXPECT_EQ(config_of(yarn).rope_scaling.mscale_all_dim, 0.8);
+  EXPECT_EQ(config_of(Json::parse(config_to_huggingface(config_of(yarn), DType::kF32))), config_of(yarn));
+  ModelConfig windowed = c;
+  windowed.sliding_window = 4;
+  EXPECT_EQ(huggingface_obstacles(windowed).size(), 1u);
+}
+
 // transformers' rules: mscale counts only with mscale_all_dim, attention_factor before both.
 TEST(HuggingFaceConfig, Yarn) {
   struct Case {

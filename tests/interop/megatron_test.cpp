@@ -123,8 +123,20 @@ TEST(CanonicalTensors, CountAsTheConfigurationSays) {
   head_norms.qk_layernorm = true;
   ModelConfig centred_head_norms = learned_positions();
   centred_head_norms.qk_layernorm = true;
-  for (const ModelConfig& config :
-       {learned_positions(), rope_swiglu_gqa(), qkv_bias, all_biases, head_norms, centred_head_norms}) {
+  ModelConfig latent = rope_swiglu_gqa();
+  latent.num_query_groups = 0;
+  latent.latent = {.enabled = true,
+                   .q_lora_rank = 24,
+                   .kv_lora_rank = 16,
+                   .qk_head_dim = 8,
+                   .qk_pos_emb_head_dim = 4,
+                   .v_head_dim = 10};
+  ModelConfig latent_keys = latent;
+  latent_keys.latent.q_lora_rank = 0;
+  latent_keys.normalization = Normalization::kLayerNorm;
+  latent_keys.add_bias_linear = true;
+  for (const ModelConfig& config : {latent, latent_keys, learned_positions(), rope_swiglu_gqa(), qkv_bias,
+                                    all_biases, head_norms, centred_head_norms}) {
     std::int64_t count = 0;
     for (const CanonicalTensor& tensor : canonical_tensors(config)) count += tensor.shape.elems();
     EXPECT_EQ(count, parameter_count(config));

@@ -110,11 +110,76 @@ TEST(ModelConfig, ImpossibleRotaryAndMagnitude) {
   EXPECT_EQ(problems_of(ModelConfig{}).size(), 5u);
 }
 
+ModelConfig latent_like() {
+  ModelConfig c = llama_like();
+  c.num_query_groups = 0;
+  c.latent = {.enabled = true,
+              .q_lora_rank = 24,
+              .kv_lora_rank = 16,
+              .qk_head_dim = 8,
+              .qk_pos_emb_head_dim = 4,
+              .v_head_dim = 10};
+  return c;
+}
+
+TEST(ModelConfig, LatentAttention) {
+  ModelConfig c = latent_like();
+  EXPECT_EQ(joined(problems_of(c)), "");
+  EXPECT_EQ(joined(problems_of(resolved(c))), "");
+  EXPECT_EQ(resolved(c).kv_channels, 12);  // of core attention
+  EXPECT_EQ(resolved(c).num_query_groups, 4);
+  EXPECT_EQ(resolved(resolved(c)), resolved(c));
+  c.latent.v_head_dim = 14;
+  EXPECT_EQ(resolved(c).kv_channels, 14);
+  c.num_query_groups = 2;
+  c.kv_channels = 9;
+  c.add_qkv_bias = true;
+  c.latent.qk_pos_emb_head_dim = 3;
+  c.position_embedding = PositionEmbedding::kNone;
+  const std::string text = joined(problems_of(c));
+  for (const char* name : {"--num-query-groups 2", "--kv-channels 9", "--add-qkv-bias",
+                           "--qk-pos-emb-head-dim 3", "--position-embedding-type rope"}) {
+    EXPECT_NE(text.find(name), std::string::npos) << name << " in:\n" << text;
+  }
+  c = latent_like();
+  c.hidden_size = 30;  // 4 heads need not divide it
+  EXPECT_EQ(joined(problems_of(c)), "");
+  c.latent.kv_lora_rank = 0;
+  c.latent.q_lora_rank = -1;
+  EXPECT_EQ(problems_of(c).size(), 2u);
+  c.latent.kv_lora_rank = c.latent.q_lora_rank = c.latent.v_head_dim = (std::int64_t{1} << 31) - 1;
+  EXPECT_EQ(problems_of(c).size(), 1u);
+}
+
+// The attention of DeepSeek-V3 has 187 107 328 parameters a layer: queries 7168·1536 + 1536·128·192, latent
+// 7168·576
+// + 512·128·256, output 128·128·7168, and norms of 1536 and 512.
+TEST(ModelConfig, CountsOfLatentAttention) {
+  ModelConfig c = llama_like();
+  c.num_layers = 1;
+  c.hidden_size = 7168;
+  c.num_attention_heads = 128;
+  c.num_query_groups = 0;
+  c.ffn_hidden_size = 18432;
+  c.vocab_size = 129280;
+  c.latent = {.enabled = true, .q_lora_rank = 1536, .kv_lora_rank = 512};
+  const std::int64_t matrices =
+      7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168;
+  EXPECT_EQ(matrices + 2048, 187107328);
+  EXPECT_EQ(parameter_count(c), matrices + 2048 + 3 * 7168 * 18432 + 3 * 7168 + 2 * 129280 * 7168);
+  EXPECT_EQ(flops_per_token(c, 1000),
+            6.0 * (matrices + 3 * 7168 * 18432 + 129280 * 7168) + 6.0 * 128 * (192 + 128) * 1000);
+  c.latent.q_lora_rank = 0;
+  EXPECT_EQ(parameter_count(c), matrices - 7168 * 1536 - 1536 * 128 * 192 + 7168 * 128 * 192 + 512 +
+                                    3 * 7168 * 18432 + 3 * 7168 + 2 * 129280 * 7168);
+}
+
 TEST(ModelConfig, JsonRoundTrip) {
   ModelConfig c = llama_like();
   c.norm_epsilon = 0.1 + 0.2;  // no short decimal
   EXPECT_EQ(model_config_from_json(to_json(c)), c);
   EXPECT_EQ(model_config_from_json(to_json(small())), small());
+  EXPECT_EQ(model_config_from_json(to_json(latent_like())), latent_like());
   for (const ops::ActivationName& row : ops::kActivations) {
     c.activation = row.value;
     EXPECT_EQ(model_config_from_json(to_json(c)), c);
@@ -138,8 +203,8 @@ constexpr std::size_t fields_of() {
 // A field that is not in the list would be its default again in a checkpoint that is loaded.
 TEST(ModelConfig, JsonHoldsEveryField) {
   const nlohmann::json object = nlohmann::json::parse(to_json(ModelConfig{}));
-  const std::size_t own = fields_of<ModelConfig>() - 1;  // rope_scaling is written field by field
-  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>());
+  const std::size_t own = fields_of<ModelConfig>() - 2;  // rope_scaling and latent are written field by field
+  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>() + fields_of<LatentConfig>());
 }
 
 TEST(ModelConfig, JsonFaultsAreNamed) {

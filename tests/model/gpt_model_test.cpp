@@ -48,6 +48,30 @@ ModelConfig with_head_norms(ModelConfig c) {
   return c;
 }
 
+// Heads of other sizes for queries and values: 4 + 2 rotated, and 3 or (wider than them) 7.
+ModelConfig latent(std::int64_t q_rank, std::int64_t value) {
+  ModelConfig c = llama_like();
+  c.num_query_groups = c.kv_channels = 0;
+  c.rotary_interleaved = true;
+  c.rope_scaling = {.kind = RopeScaling::Kind::kYarn,
+                    .factor = 4,
+                    .original_max_position_embeddings = 8,
+                    .mscale_all_dim = 0.8};
+  c.latent = {.enabled = true,
+              .q_lora_rank = q_rank,
+              .kv_lora_rank = 5,
+              .qk_head_dim = 4,
+              .qk_pos_emb_head_dim = 2,
+              .v_head_dim = value};
+  return c;
+}
+// With the output bias and norms that have one.
+ModelConfig centred(ModelConfig c) {
+  c.normalization = Normalization::kLayerNorm;
+  c.add_bias_linear = true;
+  return c;
+}
+
 struct Family {
   const char* name;
   ModelConfig config;
@@ -63,7 +87,9 @@ class GptModelTest : public ::testing::TestWithParam<Family> {
 INSTANTIATE_TEST_SUITE_P(Families, GptModelTest,
                          ::testing::Values(Family{"Gpt2", gpt2_like()}, Family{"Llama", llama_like()},
                                            Family{"Gpt2HeadNorms", with_head_norms(gpt2_like())},
-                                           Family{"Qwen3", with_head_norms(llama_like())}),
+                                           Family{"Qwen3", with_head_norms(llama_like())},
+                                           Family{"Latent", latent(6, 3)}, Family{"LatentKeys", latent(0, 7)},
+                                           Family{"LatentCentred", centred(latent(6, 6))}),
                          [](const auto& which) { return std::string(which.param.name); });
 
 // Whatever is frozen, down to one tensor of a norm or of a linear, what is not has the gradient that it has
@@ -112,6 +138,11 @@ TEST_P(GptModelTest, FrozenTensorsLeaveTheGradientsOfTheOthers) {
   cases.back() =
       config().tied ? std::vector<std::string>{"*.bias"} : std::vector<std::string>{"output_layer.weight"};
   if (config().qk_layernorm) cases.push_back({"*.q_layernorm.*"});
+  if (config().latent.enabled) {
+    std::erase_if(cases, [](const auto& names) { return names.front() == "*.linear_?.weight"; });
+    cases.push_back({"*_down_proj.weight"});
+    cases.push_back({"*.linear_kv_up_proj.weight", "*.kv_layernorm.weight"});
+  }
   if (config().tied) {
     cases.push_back({"*layernorm.bias"});
     cases.push_back({"*.linear_fc1.weight"});

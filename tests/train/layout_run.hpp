@@ -38,6 +38,7 @@ struct LayoutCase {
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
   bool fused = false;       // the spec family
+  bool latent = false;      // latent attention in place of grouped queries
   bool head_norms = false;  // of queries and keys
   std::vector<std::string> freeze;
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
@@ -60,6 +61,16 @@ struct LayoutCase {
 // GoogleTest's name of a parameter.
 inline void PrintTo(const LayoutCase& layout, std::ostream* out) {
   *out << layout.name();
+}
+
+// Sizes of latent attention in these models: a latent of each kind, values wider than keys without rotation.
+inline LatentConfig small_latent() {
+  return {.enabled = true,
+          .q_lora_rank = 7,
+          .kv_lora_rank = 5,
+          .qk_head_dim = 3,
+          .qk_pos_emb_head_dim = 2,
+          .v_head_dim = 4};
 }
 
 struct LayoutResult {

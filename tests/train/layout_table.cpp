@@ -9,7 +9,9 @@ namespace {
 
 using Schedule = ParallelConfig::Schedule;
 
-constexpr std::array<int, 6> kGroups{0, 12, 6, 3, 2, 1};  // of llama; 0: gpt2
+// Of llama; the first: gpt2, the last: latent attention, whose keys are as many as its queries.
+constexpr std::array<int, 7> kGroups{0, 12, 6, 3, 2, 1, 12};
+constexpr int kLatent = 6;
 constexpr std::int64_t kHeads = 12, kLayers = 4;
 constexpr int kBatch = 12;
 
@@ -265,6 +267,7 @@ LayoutCase case_of(const TableRow& row) {
   LayoutCase c;
   c.model = model == 0 ? "gpt2" : "llama";
   if (model > 0) c.groups = kGroups[static_cast<std::size_t>(model)];
+  c.latent = model == kLatent;
   c.tied = level(row, Factor::kTied) == 1;
   c.tied_given = true;
   c.tp = size(row, Factor::kTp);

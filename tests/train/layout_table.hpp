@@ -38,7 +38,7 @@ enum class Factor {
 constexpr std::size_t kFactors = static_cast<std::size_t>(Factor::kCount);
 // Number of levels of each factor.
 inline const std::array<int, kFactors> kLevels{
-    6, 2, 4, 4, 4, 4, 7, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2,
+    7, 2, 4, 4, 4, 4, 7, 2, 2, static_cast<int>(pipeline_schedules().size()), 2, 2,
     2, 2, 2, 5, 2, 2, 2, 2, 2};
 constexpr int kMostRanks = 12;
 

@@ -43,8 +43,13 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.max_position_embeddings = kSequence;
   c.make_vocab_size_divisible_by = 4;
   c.sliding_window = layout.window;
+  c.qk_layernorm = layout.head_norms;
   if (layout.model == "llama") {
     c.num_query_groups = layout.groups;
+    if (layout.latent) {
+      c.num_query_groups = 0;
+      c.latent = testing::small_latent();
+    }
     c.position_embedding = PositionEmbedding::kRope;
     c.normalization = Normalization::kRmsNorm;
     c.gated = true;
@@ -161,6 +166,9 @@ std::vector<PlanCase> cases() {
       {{.model = "gpt2", .dp = 3, .distributed = true, .overlap = false, .dtype = DType::kBF16}, 2},
       {{.model = "llama", .pp = 4, .dtype = DType::kBF16}, 9},
       {{.model = "gpt2", .cp = 3}, 2},
+      {{.model = "llama", .tp = 2, .sequence_parallel = true, .latent = true}, 2},
+      {{.model = "llama", .cp = 2, .dtype = DType::kBF16, .latent = true}, 2},
+      {{.model = "llama", .tp = 2, .dtype = DType::kBF16, .groups = 1, .head_norms = true}, 2},
       {{.model = "llama", .cp = 4}, 2},
       {{.model = "llama",
         .cp = 4,
