@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -88,15 +89,12 @@ constexpr const char* kNeutralGpt2[] = {
 // windows.
 constexpr const char* kNeutralLlama[] = {"max_window_layers", "pretraining_tp"};
 
-// Of layers with experts, of which a model without them (first_k_dense_replace) has none; head_dim repeats
-// qk_rope_head_dim, qk_head_dim is a sum.
-constexpr const char* kNeutralDeepseek[] = {
-    "head_dim",         "moe_intermediate_size",    "moe_layer_freq", "n_group",
-    "n_routed_experts", "n_shared_experts",         "norm_topk_prob", "num_experts_per_tok",
-    "qk_head_dim",      "routed_scaling_factor",    "scoring_func",   "topk_group",
-    "topk_method",      "num_nextn_predict_layers", "ep_size",        "aux_loss_alpha",
-    "seq_aux",
-};
+// head_dim repeats qk_rope_head_dim, qk_head_dim is a sum; layers that predict further tokens are in no file
+// of transformers.
+constexpr const char* kNeutralDeepseek[] = {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "ep_size",
+                                            "aux_loss_alpha", "seq_aux"};
+// How experts are balanced is the training's affair.
+constexpr const char* kNeutralExperts[] = {"output_router_logits", "router_aux_loss_coef"};
 
 // One JSON object whose fields are asked for by name. Remembers what nobody asked for, and collects what is
 // wrong.
@@ -341,10 +339,56 @@ void read_deepseek(Fields& fields, ModelConfig& c) {
   c.latent.v_head_dim = fields.integer("v_head_dim", 128);
   c.rotary_interleaved = fields.boolean("rope_interleave", true);
   if (!fields.contains("q_lora_rank")) c.latent.q_lora_rank = 1536;
-  if (const std::int64_t dense = fields.integer("first_k_dense_replace", 3); dense < c.num_layers) {
-    fields.problem("first_k_dense_replace {} of num_hidden_layers {}: layers with experts are not supported",
-                   dense, c.num_layers);
+  const std::int64_t dense = fields.integer("first_k_dense_replace", 3), every = fields.integer("moe_layer_freq", 1);
+  MoeConfig moe;
+  moe.num_experts = fields.integer("n_routed_experts", 256);
+  moe.topk = fields.integer("num_experts_per_tok", 8);
+  moe.ffn_hidden_size = fields.integer("moe_intermediate_size", 2048);
+  moe.shared_expert_size = fields.integer("n_shared_experts", 1) * moe.ffn_hidden_size;
+  moe.score_function = RouterScoreFunction::kSigmoid;
+  moe.expert_bias = true;
+  moe.num_groups = fields.integer("n_group", 8);
+  moe.group_topk = fields.integer("topk_group", 4);
+  if (moe.num_groups == 1) moe.num_groups = moe.group_topk = 0;
+  moe.scaling_factor = fields.number("routed_scaling_factor", 2.5);
+  fields.only("norm_topk_prob", true, "weights of the chosen experts add up to routed_scaling_factor");
+  fields.only("scoring_func", "sigmoid", "scores are sigmoids");
+  fields.only("topk_method", "noaux_tc", "experts are chosen with a bias and in groups");
+  fields.only("moe_layer_freq", 1, "every layer after the dense ones has experts");
+  if (dense >= c.num_layers || every != 1) return;
+  c.moe = moe;
+  std::vector<bool> layers(static_cast<std::size_t>(c.num_layers), true);
+  std::fill(layers.begin(), layers.begin() + std::max<std::int64_t>(dense, 0), false);
+  c.moe.layer_freq = layer_freq_of(layers);
+}
+
+void read_mixtral(Fields& fields, ModelConfig& c) {
+  fields.neutral(kNeutralExperts);
+  c.moe.num_experts = fields.integer("num_local_experts", 8);
+  c.moe.topk = fields.integer("num_experts_per_tok", 2);
+  c.moe.ffn_hidden_size = c.ffn_hidden_size;
+  fields.only("router_jitter_noise", 0.0, "router inputs are not jittered");
+}
+
+void read_qwen3_moe(Fields& fields, ModelConfig& c) {
+  fields.neutral(kNeutralExperts);
+  const char* const count = fields.contains("num_experts") ? "num_experts" : "num_local_experts";
+  c.moe.num_experts = fields.integer(count, 128);
+  c.moe.topk = fields.integer("num_experts_per_tok", 8);
+  c.moe.ffn_hidden_size = fields.integer("moe_intermediate_size", 768);
+  c.moe.pre_softmax = !fields.boolean("norm_topk_prob", false);
+  const std::int64_t step = fields.integer("decoder_sparse_step", 1);
+  if (step < 1) return fields.problem("decoder_sparse_step {} must be at least 1", step);
+  std::vector<bool> layers;
+  for (std::int64_t i = 0; i < c.num_layers; ++i) layers.push_back((i + 1) % step == 0);
+  if (const Json& dense = fields.find("mlp_only_layers"); dense.is_array()) {
+    for (const Json& layer : dense) {
+      if (layer.is_number_unsigned() && layer.get<std::size_t>() < layers.size()) {
+        layers[layer.get<std::size_t>()] = false;
+      }
+    }
   }
+  c.moe.layer_freq = layer_freq_of(layers);
 }
 
 // Llama, and the families that are Llama with other switches.
@@ -370,6 +414,8 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
   c.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
   c.activation = fields.activation("hidden_act", "silu");
   c.attention_dropout = fields.number("attention_dropout", 0);
+  if (type == "mixtral") read_mixtral(fields, c);
+  if (type == "qwen3_moe") read_qwen3_moe(fields, c);
   read_rope(fields, c, unknown);
   fields.only("rope_interleaved", false, "rotary pairs are half a head apart");
 
@@ -378,8 +424,9 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
     const bool said = fields.contains("sliding_window");
     if (!said || !fields.find("sliding_window").is_null())
       c.sliding_window = fields.integer("sliding_window", 4096);
-  } else if (fields.boolean("use_sliding_window",
-                            type != "qwen2" && type != "qwen3" && type != "deepseek_v3")) {
+  } else if (type == "mixtral") {
+    c.sliding_window = fields.integer("sliding_window", 0);
+  } else if (fields.boolean("use_sliding_window", !type.starts_with("qwen") && type != "deepseek_v3")) {
     fields.only("sliding_window", nullptr, "attention of this model_type sees the whole sequence here");
   }
   (void)fields.find("sliding_window");  // without use_sliding_window it says nothing
@@ -393,7 +440,7 @@ ModelConfig read_llama(Fields& fields, const std::string& type, std::vector<std:
     c.add_qkv_bias = true;
     return c;
   }
-  c.qk_layernorm = type == "qwen3";
+  c.qk_layernorm = type == "qwen3" || type == "qwen3_moe";
   const bool attention_bias = fields.boolean("attention_bias", false),
              mlp_bias = fields.boolean("mlp_bias", false);
   if (attention_bias != mlp_bias) {
@@ -433,12 +480,13 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
   if (parsed.type == "gpt2") {
     parsed.model = read_gpt2(fields);
   } else if (parsed.type == "llama" || parsed.type == "mistral" || parsed.type == "qwen2" ||
-             parsed.type == "qwen3" || parsed.type == "deepseek_v3") {
+             parsed.type == "qwen3" || parsed.type == "deepseek_v3" || parsed.type == "mixtral" ||
+             parsed.type == "qwen3_moe") {
     parsed.model = read_llama(fields, parsed.type, parsed.unknown);
   } else {
     if (problems.empty()) {
       fields.problem(
-          "model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3, deepseek_v3)",
+          "model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3, deepseek_v3, mixtral, qwen3_moe)",
           parsed.type);
     }
     throw ConfigError(problems);
@@ -499,6 +547,30 @@ Json gpt2_json(const ModelConfig& c) {
   return object;
 }
 
+std::vector<std::int64_t> dense_layers(const ModelConfig& c) {
+  const std::vector<bool> experts = expert_layers(c.moe, c.num_layers);
+  std::vector<std::int64_t> dense;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    if (!experts[i]) dense.push_back(static_cast<std::int64_t>(i));
+  }
+  return dense;
+}
+
+void write_deepseek_experts(const ModelConfig& c, Json& object) {
+  object["first_k_dense_replace"] = dense_layers(c).size();
+  if (c.moe.num_experts == 0) return;
+  object["n_routed_experts"] = c.moe.num_experts;
+  object["num_experts_per_tok"] = c.moe.topk;
+  object["moe_intermediate_size"] = c.moe.ffn_hidden_size;
+  object["n_shared_experts"] = c.moe.shared_expert_size / c.moe.ffn_hidden_size;
+  object["n_group"] = std::max<std::int64_t>(c.moe.num_groups, 1);
+  object["topk_group"] = std::max<std::int64_t>(c.moe.group_topk, 1);
+  object["routed_scaling_factor"] = c.moe.scaling_factor;
+  object["norm_topk_prob"] = true;
+  object["scoring_func"] = "sigmoid";
+  object["topk_method"] = "noaux_tc";
+}
+
 Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
   Json scaling;
   if (c.rope_scaling.kind == RopeScaling::Kind::kLinear) {
@@ -541,7 +613,24 @@ Json llama_json(const ModelConfig& c, HuggingFaceFamily family) {
     object["qk_head_dim"] = c.latent.query_dim();
     object["v_head_dim"] = c.latent.v_head_dim;
     object["rope_interleave"] = c.rotary_interleaved;
-    object["first_k_dense_replace"] = c.num_layers;
+    write_deepseek_experts(c, object);
+  } else if (family == HuggingFaceFamily::kMixtral) {
+    object["architectures"] = {"MixtralForCausalLM"};
+    object["sliding_window"] = c.sliding_window > 0 ? Json(c.sliding_window) : Json();
+    object["intermediate_size"] = c.moe.ffn_hidden_size;
+    object["num_local_experts"] = c.moe.num_experts;
+    object["num_experts_per_tok"] = c.moe.topk;
+  } else if (family == HuggingFaceFamily::kQwen3Moe) {
+    object["architectures"] = {"Qwen3MoeForCausalLM"};
+    object["use_sliding_window"] = false;
+    object["sliding_window"] = nullptr;
+    object["attention_bias"] = false;
+    object["num_experts"] = c.moe.num_experts;
+    object["num_experts_per_tok"] = c.moe.topk;
+    object["moe_intermediate_size"] = c.moe.ffn_hidden_size;
+    object["norm_topk_prob"] = !c.moe.pre_softmax;
+    object["decoder_sparse_step"] = 1;
+    object["mlp_only_layers"] = dense_layers(c);
   } else if (family == HuggingFaceFamily::kQwen3) {
     object["architectures"] = {"Qwen3ForCausalLM"};
     object["use_sliding_window"] = false;

@@ -1,5 +1,6 @@
 #include "interop/huggingface_family.hpp"
 
+#include <algorithm>
 #include <string_view>
 
 #include "core/check.hpp"
@@ -80,6 +81,27 @@ constexpr LayoutRow kDeepseekLayer[] = {
     {"mlp.up_proj.weight", false, kStacked, {"mlp.linear_up.weight"}},
     {"mlp.down_proj.weight", false, kStacked, {"mlp.linear_fc2.weight"}},
 };
+constexpr LayoutRow kMixtralMixture[] = {
+    {"block_sparse_moe.gate.weight", false, kStacked, {"mlp.router.weight"}},
+};
+constexpr LayoutRow kMixtralExpert[] = {
+    {"w1.weight", false, kStacked, {"linear_gate.weight"}},
+    {"w3.weight", false, kStacked, {"linear_up.weight"}},
+    {"w2.weight", false, kStacked, {"linear_fc2.weight"}},
+};
+// Qwen3-MoE's and DeepSeek-V3's.
+constexpr LayoutRow kMixture[] = {
+    {"mlp.gate.weight", false, kStacked, {"mlp.router.weight"}},
+    {"mlp.gate.e_score_correction_bias", false, kStacked, {"mlp.router.expert_bias"}},
+    {"mlp.shared_experts.gate_proj.weight", false, kStacked, {"mlp.shared_experts.linear_gate.weight"}},
+    {"mlp.shared_experts.up_proj.weight", false, kStacked, {"mlp.shared_experts.linear_up.weight"}},
+    {"mlp.shared_experts.down_proj.weight", false, kStacked, {"mlp.shared_experts.linear_fc2.weight"}},
+};
+constexpr LayoutRow kExpert[] = {
+    {"gate_proj.weight", false, kStacked, {"linear_gate.weight"}},
+    {"up_proj.weight", false, kStacked, {"linear_up.weight"}},
+    {"down_proj.weight", false, kStacked, {"linear_fc2.weight"}},
+};
 constexpr LayoutRow kLlamaAfter[] = {
     {"model.norm.weight", false, kStacked, {"decoder.final_layernorm.weight"}},
     {"lm_head.weight", false, kStacked, {"output_layer.weight"}},
@@ -106,6 +128,44 @@ std::vector<std::string> gpt2_obstacles(const ModelConfig& c) {
   return list;
 }
 
+// Mixtral, Qwen3-MoE (with --qk-layernorm) and DeepSeek-V3 (with --multi-latent-attention).
+std::vector<std::string> mixture_obstacles(const ModelConfig& c) {
+  std::vector<std::string> list;
+  const MoeConfig& moe = c.moe;
+  const auto add = [&](std::string option, const char* has) {
+    list.push_back(fmt::format("{}: among Hugging Face models with experts and this attention there is {}",
+                               option, has));
+  };
+  const std::vector<bool> layers = expert_layers(moe, c.num_layers);
+  const auto first = std::find(layers.begin(), layers.end(), true);
+  const bool all = first == layers.begin() && std::find(first, layers.end(), false) == layers.end();
+  if (moe.expert_capacity_factor > 0) {
+    add(fmt::format("--moe-expert-capacity-factor {}", moe.expert_capacity_factor), "none that drops tokens");
+  }
+  if (c.latent.enabled) {
+    if (moe.score_function != RouterScoreFunction::kSigmoid || !moe.expert_bias) {
+      add("a router without sigmoid scores and expert bias", "DeepSeek-V3, which has both");
+    }
+    if (std::find(first, layers.end(), false) != layers.end()) {
+      add(fmt::format("--moe-layer-freq {}", moe.layer_freq), "DeepSeek-V3, whose dense layers come first");
+    }
+    if (moe.shared_expert_size % moe.ffn_hidden_size != 0) {
+      add(fmt::format("--moe-shared-expert-intermediate-size {}", moe.shared_expert_size),
+          "DeepSeek-V3, with a multiple of --moe-ffn-hidden-size");
+    }
+    return list;
+  }
+  if (moe.score_function == RouterScoreFunction::kSigmoid) add("sigmoid scores", "softmax");
+  if (moe.num_groups > 0) add("--moe-router-num-groups", "none with groups");
+  if (moe.scaling_factor != 1) add("--moe-router-topk-scaling-factor", "none that scales");
+  if (moe.shared_expert_size > 0) add("--moe-shared-expert-intermediate-size", "none with a shared expert");
+  if (c.qk_layernorm) return list;
+  if (moe.pre_softmax) add("--moe-router-pre-softmax", "Mixtral, whose weights add up to 1");
+  if (!all) add(fmt::format("--moe-layer-freq {}", moe.layer_freq), "Mixtral, with experts in all layers");
+  if (c.add_qkv_bias) add("--add-qkv-bias", "Mixtral, without biases");
+  return list;
+}
+
 std::vector<std::string> llama_obstacles(const ModelConfig& c) {
   std::vector<std::string> list;
   const auto add = [&](std::string option, const char* has) {
@@ -122,6 +182,10 @@ std::vector<std::string> llama_obstacles(const ModelConfig& c) {
   }
   if (c.latent.enabled && (c.sliding_window > 0 || c.add_bias_linear)) {
     add("--multi-latent-attention with biases or a window", "it in DeepSeek-V3 alone, without either");
+  }
+  if (c.moe.num_experts > 0) {
+    const std::vector<std::string> own = mixture_obstacles(c);
+    list.insert(list.end(), own.begin(), own.end());
   }
   if (c.qk_layernorm && !c.latent.enabled && (c.sliding_window > 0 || c.add_bias_linear || c.add_qkv_bias)) {
     add("--qk-layernorm with biases or a window", "these norms in Qwen 3 alone, without either");
@@ -145,6 +209,10 @@ const char* name_of(HuggingFaceFamily family) {
       return "qwen3";
     case HuggingFaceFamily::kDeepseekV3:
       return "deepseek_v3";
+    case HuggingFaceFamily::kMixtral:
+      return "mixtral";
+    case HuggingFaceFamily::kQwen3Moe:
+      return "qwen3_moe";
   }
   return "?";
 }
@@ -159,6 +227,9 @@ HuggingFaceFamily huggingface_family(const ModelConfig& config) {
   if (!obstacles.empty()) throw ConfigError(obstacles);
   if (config.position_embedding == PositionEmbedding::kLearnedAbsolute) return HuggingFaceFamily::kGpt2;
   if (config.latent.enabled) return HuggingFaceFamily::kDeepseekV3;
+  if (config.moe.num_experts > 0) {
+    return config.qk_layernorm ? HuggingFaceFamily::kQwen3Moe : HuggingFaceFamily::kMixtral;
+  }
   if (config.sliding_window > 0) return HuggingFaceFamily::kMistral;
   if (config.qk_layernorm) return HuggingFaceFamily::kQwen3;
   return config.add_qkv_bias && !config.add_bias_linear ? HuggingFaceFamily::kQwen2
@@ -182,9 +253,15 @@ TensorMap huggingface_map(const ModelConfig& config) {
     return make_tensor_map(config, {"transformer.h.{}.", kGpt2Before, kGpt2Layer, kGpt2After});
   }
   if (family == HuggingFaceFamily::kDeepseekV3) {
-    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kDeepseekLayer, kLlamaAfter});
+    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kDeepseekLayer, kLlamaAfter, kMixture,
+                                    "mlp.experts.{}.", kExpert});
   }
-  return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter});
+  if (family == HuggingFaceFamily::kMixtral) {
+    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter, kMixtralMixture,
+                                    "block_sparse_moe.experts.{}.", kMixtralExpert});
+  }
+  return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter, kMixture,
+                                  "mlp.experts.{}.", kExpert});
 }
 
 }  // namespace weft

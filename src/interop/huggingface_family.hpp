@@ -7,7 +7,7 @@
 
 namespace weft {
 
-enum class HuggingFaceFamily { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kDeepseekV3 };
+enum class HuggingFaceFamily { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kDeepseekV3, kMixtral, kQwen3Moe };
 // The model_type of config.json.
 const char* name_of(HuggingFaceFamily family);
 

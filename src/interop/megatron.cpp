@@ -52,6 +52,22 @@ constexpr LayoutRow kLayer[] = {
     {"mlp.linear_fc2.bias", false, kStacked, {"mlp.linear_fc2.bias"}},
 };
 
+constexpr LayoutRow kMixture[] = {
+    {"mlp.router.weight", false, kStacked, {"mlp.router.weight"}},
+    {"mlp.router.expert_bias", false, kStacked, {"mlp.router.expert_bias"}},
+    {"mlp.shared_experts.linear_fc1.weight",
+     false,
+     kStacked,
+     {"mlp.shared_experts.linear_gate.weight", "mlp.shared_experts.linear_up.weight"}},
+    {"mlp.shared_experts.linear_fc1.weight", false, kStacked, {"mlp.shared_experts.linear_fc1.weight"}},
+    {"mlp.shared_experts.linear_fc2.weight", false, kStacked, {"mlp.shared_experts.linear_fc2.weight"}},
+};
+constexpr LayoutRow kExpert[] = {
+    {"linear_fc1.weight", false, kStacked, {"linear_gate.weight", "linear_up.weight"}},
+    {"linear_fc1.weight", false, kStacked, {"linear_fc1.weight"}},
+    {"linear_fc2.weight", false, kStacked, {"linear_fc2.weight"}},
+};
+
 constexpr LayoutRow kAfter[] = {
     {"decoder.final_layernorm.weight", false, kStacked, {"decoder.final_layernorm.weight"}},
     {"decoder.final_layernorm.bias", false, kStacked, {"decoder.final_layernorm.bias"}},
@@ -61,7 +77,8 @@ constexpr LayoutRow kAfter[] = {
 }  // namespace
 
 TensorMap megatron_map(const ModelConfig& config) {
-  return make_tensor_map(config, {"decoder.layers.{}.", kBefore, kLayer, kAfter});
+  return make_tensor_map(config, {"decoder.layers.{}.", kBefore, kLayer, kAfter, kMixture,
+                                  "mlp.experts.local_experts.{}.", kExpert});
 }
 
 }  // namespace weft

@@ -229,6 +229,14 @@ TensorMap make_tensor_map(const ModelConfig& config, const LayoutTable& table) {
     const std::string foreign = fmt::format(fmt::runtime(table.foreign_layer), i);
     const std::string canonical = fmt::format(fmt::runtime(kCanonicalLayer), i);
     for (const LayoutRow& row : table.layer) builder.add(row, foreign, canonical);
+    for (const LayoutRow& row : table.mixture) builder.add(row, foreign, canonical);
+    if (table.expert.empty()) continue;
+    for (std::int64_t e = 0; e < config.moe.num_experts; ++e) {
+      for (const LayoutRow& row : table.expert) {
+        builder.add(row, foreign + fmt::format(fmt::runtime(table.foreign_expert), e),
+                    canonical + fmt::format("mlp.experts.{}.", e));
+      }
+    }
   }
   for (const LayoutRow& row : table.after) builder.add(row, "", "");
   return builder.build();

@@ -119,6 +119,10 @@ struct LayoutRow {
 struct LayoutTable {
   const char* foreign_layer;  // "model.layers.{}.": the prefix of a layer's rows, {} its number
   std::span<const LayoutRow> before, layer, after;
+  // Of a layer with experts: beside the layer's rows, and those of each expert, "experts.{}.", {} its number.
+  std::span<const LayoutRow> mixture = {};
+  const char* foreign_expert = "";
+  std::span<const LayoutRow> expert = {};
 };
 TensorMap make_tensor_map(const ModelConfig& config, const LayoutTable& table);
 

@@ -180,6 +180,28 @@ bool goes_on(const CheckpointConfig& checkpoint) {
 
 }  // namespace
 
+namespace {
+
+// How experts are balanced and reached belongs to the run, not to the weights. `given`: only what differs
+// from the default.
+void take_values_of_run(const MoeConfig& run, MoeConfig& to, bool given) {
+  const MoeConfig defaults;
+  const auto take = [&](auto MoeConfig::*field) {
+    if (!given || run.*field != defaults.*field) to.*field = run.*field;
+  };
+  take(&MoeConfig::bias_update_rate);
+  take(&MoeConfig::router_dtype);
+  take(&MoeConfig::load_balancing);
+  take(&MoeConfig::aux_loss_coeff);
+  take(&MoeConfig::z_loss_coeff);
+  take(&MoeConfig::expert_capacity_factor);
+  take(&MoeConfig::token_drop_policy);
+  take(&MoeConfig::pad_to_capacity);
+  take(&MoeConfig::dispatcher);
+}
+
+}  // namespace
+
 void use_loaded_model(TrainConfig& config) {
   // A run that starts with --load and --save on the same, still empty folder begins from scratch.
   if (goes_on(config.checkpoint) && !has_checkpoint(config.checkpoint.load)) {
@@ -199,6 +221,7 @@ void use_loaded_model(TrainConfig& config) {
     same.attention_dropout = asked.attention_dropout;
     same.init_method_std = asked.init_method_std;
     same.make_vocab_size_divisible_by = asked.make_vocab_size_divisible_by;
+    take_values_of_run(asked.moe, same.moe, false);
     if (asked != same) {
       config_fail(
           "the model options describe another model than --load {}: {}; leave them out, or load another "
@@ -208,7 +231,9 @@ void use_loaded_model(TrainConfig& config) {
     }
     config.model = asked;
   } else {
+    const MoeConfig asked = config.model.moe;
     config.model = loaded;
+    if (loaded.moe.num_experts > 0) take_values_of_run(asked, config.model.moe, true);
   }
 }
 

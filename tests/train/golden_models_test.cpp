@@ -37,6 +37,8 @@ struct Layout {
   int cp = 1;
   std::string cp_method = "p2p";
   ParallelConfig::SequenceOrder order = ParallelConfig::SequenceOrder::kAuto;
+  int ep = 1, etp = 0;
+  TokenDispatcher dispatcher = TokenDispatcher::kAllToAll;
 
   ParallelConfig parallel() const {
     ParallelConfig p;
@@ -52,6 +54,8 @@ struct Layout {
     p.overlap_grad_reduce = p.overlap_param_gather = distributed;
     p.pipeline_schedule = schedule;
     p.pipeline_model_parallel_layout = stages;
+    p.expert_model_parallel_size = ep;
+    p.expert_tensor_parallel_size = etp;
     return p;
   }
 };
@@ -59,6 +63,8 @@ std::string text_of(const Layout& l) {
   std::string context = l.cp > 1 ? fmt::format("_cp{}_{}", l.cp, l.cp_method) : "";
   std::replace(context.begin(), context.end(), '+', '_');
   if (l.order == ParallelConfig::SequenceOrder::kContiguous) context += "_contiguous";
+  if (l.ep > 1) context += fmt::format("_ep{}", l.ep);
+  if (l.etp > 0) context += fmt::format("_etp{}", l.etp);
   return fmt::format("{}_tp{}_dp{}_pp{}{}{}{}{}{}", l.family, l.tp, l.dp, l.pp, context,
                      l.sequence_parallel ? "_sp" : "", l.distributed ? "_zero1" : "",
                      l.pp > 1 ? fmt::format("_schedule{}", static_cast<int>(l.schedule)) : "",
@@ -111,6 +117,34 @@ std::vector<Layout> layouts_of(const std::string& family, const std::vector<int>
   return all;
 }
 
+// Experts on one rank, spread, cut, and both, beside every other way of cutting.
+std::vector<Layout> expert_layouts(const std::string& family, int layers) {
+  const auto with = [&](Layout layout) {
+    layout.family = family;
+    return layout;
+  };
+  using Schedule = ParallelConfig::Schedule;
+  return {with({}),
+          with({.dp = 2}),
+          with({.dp = 2, .ep = 2}),
+          with({.dp = 4, .distributed = true, .ep = 2}),
+          with({.dp = 4, .ep = 4}),
+          with({.tp = 2}),
+          with({.tp = 2, .etp = 1}),
+          with({.tp = 2, .ep = 2, .etp = 1}),
+          with({.tp = 2, .sequence_parallel = true}),
+          with({.tp = 2, .sequence_parallel = true, .ep = 2, .etp = 1}),
+          with({.tp = 2, .dp = 2, .sequence_parallel = true, .distributed = true, .ep = 2}),
+          with({.dp = 2, .etp = 2}),
+          with({.tp = 2, .dp = 2, .ep = 2, .etp = 2}),
+          with({.pp = layers}),
+          with({.dp = 2, .pp = layers, .distributed = true, .schedule = Schedule::kZbH1, .ep = 2}),
+          with({.cp = 2, .ep = 2}),
+          with({.cp = 2, .cp_method = "a2a"}),
+          with({.tp = 2, .sequence_parallel = true, .cp = 2, .ep = 4, .etp = 1}),
+          with({.tp = 2, .dp = 2, .pp = layers, .sequence_parallel = true, .ep = 2})};
+}
+
 // Every cp that the heads allow with each method, and with tensor, pipeline and data parallel ranks.
 std::vector<Layout> cut_layouts(const std::string& family, int heads, int groups, int layers) {
   std::vector<Layout> all;
@@ -142,6 +176,11 @@ std::vector<Layout> golden_layouts() {
   all.insert(all.end(), windowed.begin(), windowed.end());
   const std::vector<Layout> normed = layouts_of("qwen3", {1, 2, 4}, 2, {"E|t|t|L"});
   all.insert(all.end(), normed.begin(), normed.end());
+  for (const std::vector<Layout>& experts : {expert_layouts("mixtral", 2), expert_layouts("qwen3_moe", 2),
+                                             expert_layouts("deepseek_v3", 3),
+                                             expert_layouts("deepseek_v3_yarn_noqlora", 2)}) {
+    all.insert(all.end(), experts.begin(), experts.end());
+  }
   for (const std::vector<Layout>& cut :
        {cut_layouts("gpt2", 4, 4, 3), cut_layouts("llama", 6, 2, 2), cut_layouts("mistral_sliding", 6, 2, 2),
         cut_layouts("qwen3", 4, 2, 2)}) {
@@ -219,6 +258,8 @@ TEST_P(HuggingFaceModels, AdamWTrajectory) {
   config.checkpoint.load = folder_;
   config.checkpoint.save = scratch_ / "save";
   config.parallel = GetParam().parallel();
+  config.model.moe.bias_update_rate = 0;  // transformers leaves the expert bias alone
+  config.model.moe.dispatcher = GetParam().dispatcher;
   config.optimizer.lr = 1e-3;
   config.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
   config.optimizer.adam_beta2 = 0.95;
@@ -299,6 +340,14 @@ ModelConfig megatron_config(const nlohmann::json& facts) {
                                                                    : PositionEmbedding::kLearnedAbsolute;
   c.tied = args["share_embeddings_and_output_weights"] == "True";
   c.hidden_dropout = c.attention_dropout = 0;
+  c.moe.num_experts = number("num_moe_experts", 0);
+  c.moe.topk = number("moe_router_topk", 2);
+  c.moe.ffn_hidden_size = number("moe_ffn_hidden_size", 0);
+  c.moe.aux_loss_coeff = std::stod(given.value("moe_aux_loss_coeff", "0"));
+  c.moe.z_loss_coeff = std::stod(given.value("moe_z_loss_coeff", "0"));
+  if (given.value("moe_router_load_balancing_type", "aux_loss") == "seq_aux_loss") {
+    c.moe.load_balancing = LoadBalancing::kSequenceAuxLoss;
+  }
   return resolved(c);
 }
 
@@ -329,6 +378,8 @@ TEST_P(MegatronModels, LogitsLossAndGradients) {
   options.out = scratch / "out.safetensors";
   options.grads = true;
   options.parallel = GetParam().parallel();
+  // Losses of routers are of one microbatch, which Megatron's was.
+  if (config.moe.num_experts > 0) options.micro_batch_size = reference.get("tokens").dim(0);
   const ScoreResult result = run_score(options);
   const SafetensorsFile out(scratch / "out.safetensors");
   EXPECT_NEAR(result.loss, facts["loss"].get<double>(), 2e-5);
@@ -357,6 +408,11 @@ std::vector<Layout> megatron_layouts() {
   all.insert(all.end(), rope.begin(), rope.end());
   all.push_back({.family = "gpt_learned_pos", .tp = 2, .sequence_parallel = true, .cp = 2});
   all.push_back({.family = "gpt_rope_swiglu_gqa", .dp = 2, .cp = 3});
+  for (const char* family : {"gpt_moe_aux", "gpt_moe_seqaux_z"}) {
+    for (Layout layout : expert_layouts(family, 2)) {
+      if (layout.dp == 1) all.push_back(layout);
+    }
+  }
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MegatronModels, ::testing::ValuesIn(megatron_layouts()), name_of_layout);
