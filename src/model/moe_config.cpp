@@ -58,9 +58,8 @@ class LayerList {
     const List once = item(depth);
     if (!once || !take('*')) return once;
     const std::optional<std::int64_t> times = number();
-    // One more than the longest is enough to be wrong.
-    if (!times || once->size() * static_cast<std::size_t>(std::min<std::int64_t>(*times, 1 << 20)) > longest_)
-      return std::nullopt;
+    if (once->empty()) return once;
+    if (!times || static_cast<std::size_t>(*times) > longest_ / once->size()) return std::nullopt;
     std::vector<bool> list;
     for (std::int64_t i = 0; i < *times; ++i) list.insert(list.end(), once->begin(), once->end());
     return list;

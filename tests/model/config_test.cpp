@@ -174,6 +174,65 @@ TEST(ModelConfig, CountsOfLatentAttention) {
                                     3 * 7168 * 18432 + 3 * 7168 + 2 * 129280 * 7168);
 }
 
+// Mixtral 8x7B: 46.7 B parameters, 12.9 B of them used by a token.
+TEST(ModelConfig, ParametersAndFlopsOfExperts) {
+  ModelConfig c = llama_like();
+  c.num_layers = 32;
+  c.hidden_size = 4096;
+  c.num_attention_heads = 32;
+  c.num_query_groups = 8;
+  c.kv_channels = 0;
+  c.ffn_hidden_size = 14336;
+  c.vocab_size = 32000;
+  c.tied = false;
+  c.moe.num_experts = 8;
+  c.moe.topk = 2;
+  EXPECT_EQ(parameter_count(c), 46702792704);
+  const double attention = 4096.0 * (32 + 16) * 128 + 4096.0 * 4096;
+  EXPECT_EQ(flops_per_token(c, 1), 6 * (32 * (attention + 2 * 3 * 4096.0 * 14336 + 8 * 4096) + 32000 * 4096.0) +
+                                       12 * 32 * 4096.0);
+}
+
+TEST(MoeConfig, LayersWithExperts) {
+  MoeConfig c;
+  c.num_experts = 4;
+  const auto layers = [&](const std::string& text, std::int64_t count) {
+    c.layer_freq = text;
+    return expert_layers(c, count);
+  };
+  using List = std::vector<bool>;
+  EXPECT_EQ(layers("1", 3), (List{true, true, true}));
+  EXPECT_EQ(layers("2", 5), (List{true, false, true, false, true}));
+  EXPECT_EQ(layers("[0]*1+[1]*3", 4), (List{false, true, true, true}));
+  EXPECT_EQ(layers("([0]+[1]*2)*2", 6), (List{false, true, true, false, true, true}));
+  EXPECT_EQ(layers("[0, 1,0]", 3), (List{false, true, false}));
+  for (const char* wrong : {"0", "-1", "[2]*3", "[0]*1+[1]*3", "[1", "1.5", "[]", "", "[1]*99999999999", "((((((((((((([1]*3"}) {
+    EXPECT_THROW(layers(wrong, 3), ConfigError) << wrong;
+  }
+  for (const List& list : {List{true, true}, List{false, true, true}, List{true, false, true}}) {
+    EXPECT_EQ(layers(layer_freq_of(list), static_cast<std::int64_t>(list.size())), list);
+  }
+}
+
+TEST(MoeConfig, ProblemsNameOptionsAndNumbers) {
+  const auto first = [](const auto& change) {
+    MoeConfig c;
+    c.num_experts = 8;
+    change(c);
+    const std::vector<std::string> problems = problems_of(c, 4);
+    return problems.empty() ? std::string() : problems.front();
+  };
+  EXPECT_EQ(first([](MoeConfig&) {}), "");
+  EXPECT_EQ(first([](MoeConfig& c) { c.topk = 9; }), "--moe-router-topk 9 must be from 1 to --num-experts 8");
+  EXPECT_NE(first([](MoeConfig& c) { c.num_groups = 3; c.group_topk = 1; }).find("--moe-router-num-groups 3"),
+            std::string::npos);
+  EXPECT_NE(first([](MoeConfig& c) { c.group_topk = 1; }).find("give both"), std::string::npos);
+  EXPECT_NE(first([](MoeConfig& c) { c.expert_bias = true; }).find("sigmoid"), std::string::npos);
+  EXPECT_NE(first([](MoeConfig& c) { c.pad_to_capacity = true; }).find("--moe-expert-capacity-factor"),
+            std::string::npos);
+  EXPECT_NE(first([](MoeConfig& c) { c.layer_freq = "[0]*4"; }).find("no layer has experts"), std::string::npos);
+}
+
 TEST(ModelConfig, JsonRoundTrip) {
   ModelConfig c = llama_like();
   c.norm_epsilon = 0.1 + 0.2;  // no short decimal
@@ -203,8 +262,9 @@ constexpr std::size_t fields_of() {
 // A field that is not in the list would be its default again in a checkpoint that is loaded.
 TEST(ModelConfig, JsonHoldsEveryField) {
   const nlohmann::json object = nlohmann::json::parse(to_json(ModelConfig{}));
-  const std::size_t own = fields_of<ModelConfig>() - 2;  // rope_scaling and latent are written field by field
-  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>() + fields_of<LatentConfig>());
+  // rope_scaling, latent and moe are written field by field
+  const std::size_t own = fields_of<ModelConfig>() - 3;
+  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>() + fields_of<LatentConfig>() + fields_of<MoeConfig>());
 }
 
 TEST(ModelConfig, JsonFaultsAreNamed) {

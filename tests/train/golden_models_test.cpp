@@ -245,10 +245,13 @@ TEST_P(HuggingFaceModels, Bf16StaysWithinItsRounding) {
   run_score(score("bf16"));
   const SafetensorsFile out(scratch_ / "out.safetensors");
   const auto logits = difference(out.get("logits"), reference_.get("logits"));
-  EXPECT_LT(logits.max, 0.2);
-  EXPECT_LT(logits.rms, 0.035);
+  // Where experts are nearly equal, rounding sends a token to another one.
+  const bool experts = manifest(folder_).contains("router_note");
+  EXPECT_LT(logits.max, experts ? 3 : 0.2);
+  EXPECT_LT(logits.rms, experts ? 0.2 : 0.035);
   EXPECT_GT(logits.max, 1e-3);  // it is bf16
-  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0], 1e-2);
+  EXPECT_NEAR(out.get("loss").values<float>()[0], reference_.get("loss").values<float>()[0],
+              experts ? 0.1 : 1e-2);
 }
 
 TEST_P(HuggingFaceModels, AdamWTrajectory) {
