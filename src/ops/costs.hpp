@@ -128,6 +128,10 @@ inline OperationCost cost_of(const char* twin, const Routing& routing, const Ten
                              std::int64_t, bool, const Tensor&) {
   return {twin, costs::bytes(routing) + costs::bytes(places)};
 }
+inline OperationCost cost_of(const char* twin, const Tensor& x, const Tensor& rows, const Tensor& out,
+                             const Tensor&) {
+  return {twin, costs::bytes(x) + costs::bytes(rows) + costs::bytes(out)};
+}
 // In place: read and written.
 inline OperationCost cost_of(const char* twin, const Tensor& x, const RopeTable& table,
                              const Tensor& positions, int, bool) {

@@ -60,8 +60,8 @@ void grouped_gemm_tn_accumulate(Lane& lane, const Tensor& dy, const Tensor& x, c
   check_offsets(offsets, "grouped_gemm_tn");
   check_floating(dy, "grouped_gemm_tn", "dy");
   const Tensor flat = flat_weights(dw, offsets, "grouped_gemm_tn");
-  WEFT_CHECK(flat.dtype() == accumulator_of(dy.dtype()), "grouped_gemm_tn: dw {} for dy {}", describe(dw),
-             describe(dy));
+  WEFT_CHECK(flat.dtype() == accumulator_of(dy.dtype()) || flat.dtype() == dy.dtype(),
+             "grouped_gemm_tn: dw {} for dy {}", describe(dw), describe(dy));
   check_rows(dy, flat.dim(0) / (offsets.elems() - 1), dy.dtype(), "grouped_gemm_tn", "dy");
   check_rows(x, flat.dim(1), dy.dtype(), "grouped_gemm_tn", "x");
   WEFT_CHECK(x.dim(0) == dy.dim(0), "grouped_gemm_tn: dy {} and x {}", describe(dy), describe(x));

@@ -96,8 +96,8 @@ Tensor collect_values(Lane& lane, const Tensor& y, const Tensor& rows);
 // w [E, out, in] (or the same memory as [E · out, in]); experts without rows are fine.
 Tensor grouped_gemm_nt(Lane& lane, const Tensor& x, const Tensor& w, const Tensor& offsets);   // [R, out]
 Tensor grouped_gemm_nn(Lane& lane, const Tensor& dy, const Tensor& w, const Tensor& offsets);  // [R, in]
-// dw[e] = beta · dw[e] + dyᵀ x over the rows of e, in dw's (accumulator) type; beta is 0 (writes, zeros for
-// an expert without rows) or 1.
+// dw[e] = beta · dw[e] + dyᵀ x over the rows of e, in dw's type: the accumulator type or dy's own; beta is 0
+// (writes, zeros for an expert without rows) or 1.
 void grouped_gemm_tn_accumulate(Lane& lane, const Tensor& dy, const Tensor& x, const Tensor& offsets,
                                 const Tensor& dw, float beta);
 

@@ -42,7 +42,9 @@ void spread_rows(Lane& lane, const Tensor& x, const Tensor& rows, const Tensor& 
   WEFT_CHECK(x.rank() == 2 && x.dim(0) == rows.dim(0) && out.defined() && out.rank() == 2 &&
                  out.dim(1) == x.dim(1) && out.dtype() == x.dtype(),
              "spread_rows: x {}, rows {}, out {}", describe(x), describe(rows), describe(out));
-  WEFT_OPS_DISPATCH(lane, spread_rows, x, rows, out);
+  const Tensor scratch =
+      lane.alloc(DType::kU8, {WEFT_OPS_SIZE(lane, spread_rows_scratch, out)}, "spread_rows scratch");
+  WEFT_OPS_DISPATCH(lane, spread_rows, x, rows, out, scratch);
 }
 
 Tensor collect_rows(Lane& lane, const Tensor& y, const Tensor& rows) {

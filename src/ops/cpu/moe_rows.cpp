@@ -72,7 +72,11 @@ void own_experts(Lane&, const Tensor& experts, std::int64_t first, std::int64_t 
   }
 }
 
-void spread_rows(Lane& lane, const Tensor& x, const Tensor& rows, const Tensor& out) {
+std::int64_t spread_rows_scratch(const Lane&, const Tensor&) {
+  return 0;
+}
+
+void spread_rows(Lane& lane, const Tensor& x, const Tensor& rows, const Tensor& out, const Tensor&) {
   visit_floating(x.dtype(), [&]<class T>(T) {
     const Index h = x.dim(1), k = rows.dim(1), count = out.dim(0);
     if (!all_filled(rows, count)) {

@@ -146,6 +146,17 @@ Tools::Tools(int index, const DeviceOptions& options) : device(index) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "ask a GPU");
   clusters = major >= 9;
+#ifdef WEFT_CUDA_HOPPER
+  if (major == 9) {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                           &found),
+          "ask the driver");
+    if (found == cudaDriverEntryPointSuccess)
+      encode_tensor_map = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }
+#endif
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
   gemms = make_gemm_plans(index, options);
   attentions = make_attention_plans(index);

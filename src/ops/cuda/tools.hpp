@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cublasLt.h>
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
@@ -84,6 +86,8 @@ class Tools final : public DeviceTools {
   int device;
   int multiprocessors = 0;
   bool clusters = false;  // thread block clusters: from compute capability 9.0 on
+  // Describes a tensor to Hopper's copy engine; null on other chips, and in a build that is not for Hopper.
+  PFN_cuTensorMapEncodeTiled_v12000 encode_tensor_map = nullptr;
   cudaStream_t stream = nullptr;
   Staging staging;
   std::shared_ptr<GemmPlans> gemms;
