@@ -105,7 +105,8 @@ void read_owned(Lane& lane, const ParamBuffer& buffer, const Tensor& owned, cons
   const Tensor flat =
       buffer.distributed() && owned.raw() != buffer.weights().raw() ? buffer.scratch() : owned;
   read_slots(
-      lane, buffer.slots(), [&](const ParamBuffer::Slot& slot) { return ParamBuffer::piece(flat, slot); }, read);
+      lane, buffer.slots(), [&](const ParamBuffer::Slot& slot) { return ParamBuffer::piece(flat, slot); },
+      read);
   buffer.keep_owned(lane, flat, owned);
 }
 
@@ -119,7 +120,8 @@ void read_weights(Lane& lane, const WeightSource& source, const CheckpointPart& 
   };
   read_owned(lane, buffer, flat, read);
   for (const auto* slots : {&buffer.frozen(), &buffer.states()}) {
-    read_slots(lane, *slots, [](const ParamBuffer::Slot& slot) { return slot.param->weight(); }, read);
+    read_slots(
+        lane, *slots, [](const ParamBuffer::Slot& slot) { return slot.param->weight(); }, read);
   }
   if (part.optimizer != nullptr) part.optimizer->publish(lane);
 }
@@ -167,9 +169,8 @@ void load_checkpoint(Lane& lane, const CheckpointReader& reader, const std::vect
     for_each_part(part.buffer.slots(), [&](const ParamBuffer::Slot&, const LogicalTensor& tensor) {
       if (!was_frozen(info, tensor.name)) needed.emplace(tensor.name, tensor.global);
     });
-    for_each_part(part.buffer.frozen(), [&](const ParamBuffer::Slot&, const LogicalTensor& tensor) {
-      frozen.insert(tensor.name);
-    });
+    for_each_part(part.buffer.frozen(),
+                  [&](const ParamBuffer::Slot&, const LogicalTensor& tensor) { frozen.insert(tensor.name); });
   }
   for (const Optimizer::State& state : states) {
     std::vector<std::string> held;

@@ -210,10 +210,10 @@ fs::path save_checkpoint(Lane& lane, const CheckpointGroups& groups, const std::
 
   const bool first = groups.world.rank() == 0;
   const fs::path unfinished = unfinished_folder(save, meta.iteration);
-  Agreement ranks(lane, groups.world,
-                  fmt::format("saving iteration {} failed on rank {} (dp {}, tp {}, pp {})", meta.iteration,
-                              groups.world.rank(), parts.front().replicas.rank(), groups.tp.rank(),
-                              groups.pp.rank()));
+  Agreement ranks(
+      lane, groups.world,
+      fmt::format("saving iteration {} failed on rank {} (dp {}, tp {}, pp {})", meta.iteration,
+                  groups.world.rank(), parts.front().replicas.rank(), groups.tp.rank(), groups.pp.rank()));
   try {
     ranks.all([&] {
       if (first) prepare(unfinished);

@@ -36,8 +36,9 @@ struct ParamBufferOptions {
 
 class ParamBuffer final : public GradSink, public nn::WeightGate {
  public:
-  // Takes the memory from the lane and binds every parameter of the set (see `experts`) to it. Contents are undefined until
-  // initialised or loaded (padding between parameters is zero). `dp` and `params` outlive the buffer.
+  // Takes the memory from the lane and binds every parameter of the set (see `experts`) to it. Contents are
+  // undefined until initialised or loaded (padding between parameters is zero). `dp` and `params` outlive the
+  // buffer.
   ParamBuffer(Lane& lane, ParamSet& params, Communicator& dp, const ParamBufferOptions& options);
 
   struct Slot {

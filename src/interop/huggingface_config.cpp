@@ -91,8 +91,8 @@ constexpr const char* kNeutralLlama[] = {"max_window_layers", "pretraining_tp"};
 
 // head_dim repeats qk_rope_head_dim, qk_head_dim is a sum; layers that predict further tokens are in no file
 // of transformers.
-constexpr const char* kNeutralDeepseek[] = {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "ep_size",
-                                            "aux_loss_alpha", "seq_aux"};
+constexpr const char* kNeutralDeepseek[] = {"head_dim", "qk_head_dim",    "num_nextn_predict_layers",
+                                            "ep_size",  "aux_loss_alpha", "seq_aux"};
 // How experts are balanced is the training's affair.
 constexpr const char* kNeutralExperts[] = {"output_router_logits", "router_aux_loss_coef"};
 
@@ -339,7 +339,8 @@ void read_deepseek(Fields& fields, ModelConfig& c) {
   c.latent.v_head_dim = fields.integer("v_head_dim", 128);
   c.rotary_interleaved = fields.boolean("rope_interleave", true);
   if (!fields.contains("q_lora_rank")) c.latent.q_lora_rank = 1536;
-  const std::int64_t dense = fields.integer("first_k_dense_replace", 3), every = fields.integer("moe_layer_freq", 1);
+  const std::int64_t dense = fields.integer("first_k_dense_replace", 3),
+                     every = fields.integer("moe_layer_freq", 1);
   MoeConfig moe;
   moe.num_experts = fields.integer("n_routed_experts", 256);
   moe.topk = fields.integer("num_experts_per_tok", 8);
@@ -486,7 +487,8 @@ ParsedConfig parse_config(const Json& object, const std::string& where) {
   } else {
     if (problems.empty()) {
       fields.problem(
-          "model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3, deepseek_v3, mixtral, qwen3_moe)",
+          "model_type \"{}\" is not supported (known: gpt2, llama, mistral, qwen2, qwen3, deepseek_v3, "
+          "mixtral, qwen3_moe)",
           parsed.type);
     }
     throw ConfigError(problems);

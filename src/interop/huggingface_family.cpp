@@ -257,8 +257,8 @@ TensorMap huggingface_map(const ModelConfig& config) {
                                     "mlp.experts.{}.", kExpert});
   }
   if (family == HuggingFaceFamily::kMixtral) {
-    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter, kMixtralMixture,
-                                    "block_sparse_moe.experts.{}.", kMixtralExpert});
+    return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter,
+                                    kMixtralMixture, "block_sparse_moe.experts.{}.", kMixtralExpert});
   }
   return make_tensor_map(config, {"model.layers.{}.", kLlamaBefore, kLlamaLayer, kLlamaAfter, kMixture,
                                   "mlp.experts.{}.", kExpert});

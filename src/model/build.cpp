@@ -527,9 +527,9 @@ class Builder {
   std::unique_ptr<nn::Router> router(const MoeSpec& spec, const std::string& prefix, std::int64_t layer,
                                      const nn::TokenShare& share) {
     const std::string weight = prefix + "router.weight", bias = prefix + "router.expert_bias";
-    const Param* weights = add(
-        weight, {of_router(weight, {spec.experts, spec_.hidden_size}, random(spec.router.init_std))},
-        traits(true));
+    const Param* weights =
+        add(weight, {of_router(weight, {spec.experts, spec_.hidden_size}, random(spec.router.init_std))},
+            traits(true));
     const Param* biases = nullptr;
     if (spec.router.expert_bias) {
       LogicalTensor state = whole(bias, {spec.experts}, {});
@@ -653,7 +653,8 @@ std::int64_t padded_vocab_per_rank(const ModelSpec& spec, int tensor_parallel_si
 }
 
 std::unique_ptr<GptModel> build(const ModelSpec& spec, Lane& lane, const BuildContext& context) {
-  if (std::vector<std::string> problems = validate(spec, context.tp.size(), Builder::expert_sizes(context)); !problems.empty()) {
+  if (std::vector<std::string> problems = validate(spec, context.tp.size(), Builder::expert_sizes(context));
+      !problems.empty()) {
     throw ConfigError(std::move(problems));
   }
   return Builder(spec, lane, context).model();

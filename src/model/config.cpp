@@ -406,7 +406,8 @@ class Problems {
     const ModelConfig c = resolved(c_);
     const double h = static_cast<double>(c.hidden_size);
     const double heads = static_cast<double>(c.num_attention_heads) * static_cast<double>(c.kv_channels);
-    const double experts = static_cast<double>(c.moe.num_experts) * static_cast<double>(c.moe.ffn_hidden_size);
+    const double experts =
+        static_cast<double>(c.moe.num_experts) * static_cast<double>(c.moe.ffn_hidden_size);
     const double layer = h * (4 * heads + 3 * (static_cast<double>(c.ffn_hidden_size) + experts)) +
                          (c.latent.enabled ? latent_weights<double>(c) : 0);
     const double total =
@@ -442,7 +443,8 @@ ModelConfig resolved(ModelConfig c) {
   }
   if (c.moe.num_experts > 0) {
     if (c.moe.ffn_hidden_size == 0) c.moe.ffn_hidden_size = c.ffn_hidden_size;
-    if (problems_of(c.moe, c.num_layers).empty()) c.moe.layer_freq = layer_freq_of(expert_layers(c.moe, c.num_layers));
+    if (problems_of(c.moe, c.num_layers).empty())
+      c.moe.layer_freq = layer_freq_of(expert_layers(c.moe, c.num_layers));
   }
   return c;
 }

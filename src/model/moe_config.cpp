@@ -103,9 +103,10 @@ std::vector<bool> expert_layers(const MoeConfig& config, std::int64_t layers) {
   }
   const std::optional<std::vector<bool>> list = LayerList(config.layer_freq, 1 << 20).parse();
   if (!list) {
-    config_fail("--moe-layer-freq {}: give a number N (experts in every N-th layer, from the first on) or a "
-                "list of a 1 or 0 for each layer, like [0]*1+[1]*{}",
-                config.layer_freq, std::max<std::int64_t>(layers - 1, 1));
+    config_fail(
+        "--moe-layer-freq {}: give a number N (experts in every N-th layer, from the first on) or a "
+        "list of a 1 or 0 for each layer, like [0]*1+[1]*{}",
+        config.layer_freq, std::max<std::int64_t>(layers - 1, 1));
   }
   if (list->size() != count) {
     config_fail("--moe-layer-freq {} says of {} layers whether they have experts, but --num-layers is {}",

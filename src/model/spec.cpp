@@ -127,7 +127,8 @@ std::string describe(const MoeSpec& moe) {
       r.expert_bias ? ", expert bias" : "", r.aux > 0 ? fmt::format(", aux loss {:g}", r.aux) : "",
       r.sequence_aux > 0 ? fmt::format(", aux loss of sequences {:g}", r.sequence_aux) : "",
       r.z > 0 ? fmt::format(", z-loss {:g}", r.z) : "");
-  if (r.capacity_factor > 0) text += fmt::format("      capacity      {:g} of an even share\n", r.capacity_factor);
+  if (r.capacity_factor > 0)
+    text += fmt::format("      capacity      {:g} of an even share\n", r.capacity_factor);
   text += fmt::format("    experts         {} x {}{} of {}\n", moe.experts, moe.expert.gated ? "gated " : "",
                       ops::name_of(moe.expert.activation), moe.expert.ffn_hidden_size);
   if (moe.shared) text += fmt::format("    shared expert   of {}\n", moe.shared->ffn_hidden_size);

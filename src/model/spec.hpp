@@ -207,6 +207,7 @@ struct ExpertSizes {
 };
 // What is wrong with a spec for this many tensor-parallel ranks, each with the numbers and the fix; empty: it
 // builds.
-std::vector<std::string> validate(const ModelSpec& spec, int tensor_parallel_size, const ExpertSizes& experts);
+std::vector<std::string> validate(const ModelSpec& spec, int tensor_parallel_size,
+                                  const ExpertSizes& experts);
 
 }  // namespace weft

@@ -120,8 +120,8 @@ struct KvCache {
 
 struct Microbatch {
   MicrobatchData batch;
-  RandomKey dropout_key;  // of (seed, step); sites add their own parts
-  double loss_scale = 1;  // backward differentiates loss_scale · Σ losses
+  RandomKey dropout_key;           // of (seed, step); sites add their own parts
+  double loss_scale = 1;           // backward differentiates loss_scale · Σ losses
   std::int64_t whole_tokens = 0;   // of all ranks that share the microbatch, what fills it up apart
   std::int64_t target_tokens = 0;  // those of them with a loss
   SavedStack saved;

@@ -258,8 +258,8 @@ class Problems {
           moe.num_experts, ep);
     }
     if (moe.ffn_hidden_size % cut != 0) {
-      add("--moe-ffn-hidden-size {} is not divisible by --expert-tensor-parallel-size {}", moe.ffn_hidden_size,
-          cut);
+      add("--moe-ffn-hidden-size {} is not divisible by --expert-tensor-parallel-size {}",
+          moe.ffn_hidden_size, cut);
     }
     const std::int64_t tp = p.tensor_model_parallel_size;
     if (moe.shared_expert_size % tp != 0) {

@@ -129,23 +129,23 @@ Layout layout_of(const TrainConfig& c) {
   // Without experts the expert grid is never used, but must have the dense one's stages all the same.
   ExpertSizes sizes = expert_sizes(p);
   if (!experts) {
-    sizes = {.ep = 1,
-             .etp = p.use_tp_pp_dp_mapping ? small(p.tensor_model_parallel_size * p.context_parallel_size) : 0};
+    sizes = {
+        .ep = 1,
+        .etp = p.use_tp_pp_dp_mapping ? small(p.tensor_model_parallel_size * p.context_parallel_size) : 0};
   }
-  return {
-      .mesh = {.tp = small(p.tensor_model_parallel_size),
-               .cp = small(p.context_parallel_size),
-               .dp = small(data_parallel_size(p)),
-               .pp = small(p.pipeline_model_parallel_size),
-               .ep = sizes.ep,
-               .etp = sizes.etp,
-               .pp_before_dp = p.use_tp_pp_dp_mapping},
-      .pipeline = pipeline_shape(c),
-      .stages = split_stages(stage_split(c)),
-      .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
-      .head_exchange = head_exchange(p),
-      .tied = m.tied,
-      .experts = experts};
+  return {.mesh = {.tp = small(p.tensor_model_parallel_size),
+                   .cp = small(p.context_parallel_size),
+                   .dp = small(data_parallel_size(p)),
+                   .pp = small(p.pipeline_model_parallel_size),
+                   .ep = sizes.ep,
+                   .etp = sizes.etp,
+                   .pp_before_dp = p.use_tp_pp_dp_mapping},
+          .pipeline = pipeline_shape(c),
+          .stages = split_stages(stage_split(c)),
+          .kv_replicas = small(std::max<std::int64_t>(p.tensor_model_parallel_size / m.num_query_groups, 1)),
+          .head_exchange = head_exchange(p),
+          .tied = m.tied,
+          .experts = experts};
 }
 
 ExpertSizes expert_sizes(const ParallelConfig& p) {

@@ -49,11 +49,11 @@ struct StepResult {
   double loss = 0;       // mean over the target tokens of the global batch, before the update
   double grad_norm = 0;  // before clipping
   double loss_scale = 1;
-  std::int64_t tokens = 0;  // target tokens of the global batch
-  bool skipped = false;     // not finite: nothing was updated
-  bool stop = false;        // some rank has been asked to stop
-  std::string warning;      // to be said once; usually empty
-  double waited_ms = 0;     // of the host for the device
+  std::int64_t tokens = 0;          // target tokens of the global batch
+  bool skipped = false;             // not finite: nothing was updated
+  bool stop = false;                // some rank has been asked to stop
+  std::string warning;              // to be said once; usually empty
+  double waited_ms = 0;             // of the host for the device
   std::vector<ExpertLoad> experts;  // by layer; empty: the model has none
 };
 
@@ -141,9 +141,7 @@ class Engine {
   // unpadded vocabulary; on world rank 0, undefined elsewhere. Collective.
   Tensor logits(const Batch& batch);
   // Whether other ranks hold other layers or other experts.
-  bool part_of_model() const {
-    return groups_.pp().size() > 1 || groups_.mesh().size(Axis::kEp) > 1;
-  }
+  bool part_of_model() const { return groups_.pp().size() > 1 || groups_.mesh().size(Axis::kEp) > 1; }
 
   const EngineOptions& options() const { return options_; }
   ParamSet& params() { return params_; }
@@ -251,7 +249,7 @@ class Engine {
   std::vector<std::unique_ptr<GptModel>> models_, evaluation_models_;  // by chunk
   std::vector<Partition> partitions_;
   std::unique_ptr<StepRecordings> recordings_;  // null: every operation is started by the host, each time
-  Tensor router_statistics_;  // see BuildContext; undefined: the model has no experts
+  Tensor router_statistics_;                    // see BuildContext; undefined: the model has no experts
   LossScaler scaler_;
   bool dynamic_scale_ = false;
   Batch host_;

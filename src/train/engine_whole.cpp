@@ -25,8 +25,7 @@ void Engine::for_each_whole(bool gradients,
 }
 
 Tensor Engine::room_for_whole(const LogicalTensor& tensor, bool gradients) {
-  const DType dtype =
-      gradients || tensor.state ? accumulator_of(options_.dtype) : options_.dtype;
+  const DType dtype = gradients || tensor.state ? accumulator_of(options_.dtype) : options_.dtype;
   return lane_.alloc(dtype, tensor.global, "gathered tensor");
 }
 

@@ -10,7 +10,8 @@
 
 namespace weft {
 
-std::vector<ExpertLoad> expert_loads(const std::vector<double>& sums, std::int64_t experts, double loss_scale) {
+std::vector<ExpertLoad> expert_loads(const std::vector<double>& sums, std::int64_t experts,
+                                     double loss_scale) {
   const std::int64_t columns = nn::RouterStatistics::columns(experts);
   std::vector<ExpertLoad> loads;
   for (std::size_t row = 0; row * static_cast<std::size_t>(columns) < sums.size(); ++row) {
@@ -47,12 +48,13 @@ std::optional<ExpertMetrics> expert_metrics(const std::vector<ExpertLoad>& loads
   return m;
 }
 
-void move_expert_biases(Lane& lane, const ParamSet& params, const std::vector<ExpertLoad>& loads, double rate) {
+void move_expert_biases(Lane& lane, const ParamSet& params, const std::vector<ExpertLoad>& loads,
+                        double rate) {
   for (const ExpertLoad& load : loads) {
     const Param* param = params.find(fmt::format("decoder.layers.{}.mlp.router.expert_bias", load.layer));
     if (param == nullptr) continue;  // another stage's
-    const double mean =
-        std::accumulate(load.chosen.begin(), load.chosen.end(), 0.0) / static_cast<double>(load.chosen.size());
+    const double mean = std::accumulate(load.chosen.begin(), load.chosen.end(), 0.0) /
+                        static_cast<double>(load.chosen.size());
     const auto move = [&]<class T>(std::vector<T> bias) {
       for (std::size_t e = 0; e < bias.size(); ++e) {
         if (load.chosen[e] == mean) continue;

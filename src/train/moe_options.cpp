@@ -7,8 +7,9 @@ void add_moe_options(OptionSet& options, ModelConfig& m) {
   options.topic("experts");
   options.integer("num-experts", c.num_experts, {.low = 0, .high = 1 << 16}, "experts of a layer; 0: none")
       .also({"moe-num-experts", "num-local-experts", "n-routed-experts"});
-  options.text("moe-layer-freq", c.layer_freq, "N|LIST",
-               "layers that have experts: every N-th from the first on, or 1 and 0 for each, like [0]*1+[1]*3");
+  options.text(
+      "moe-layer-freq", c.layer_freq, "N|LIST",
+      "layers that have experts: every N-th from the first on, or 1 and 0 for each, like [0]*1+[1]*3");
   options.integer("moe-ffn-hidden-size", c.ffn_hidden_size, {.low = 1}, "inner width of an expert")
       .also({"moe-intermediate-size"})
       .otherwise("as --ffn-hidden-size");
@@ -19,8 +20,9 @@ void add_moe_options(OptionSet& options, ModelConfig& m) {
                  "scores from router logits");
   options.flag("moe-router-pre-softmax", c.pre_softmax,
                "softmax over all experts before the choice, in place of over the chosen ones");
-  options.real("moe-router-topk-scaling-factor", c.scaling_factor, Reals::positive(),
-               "the weights of the chosen experts are multiplied by it")
+  options
+      .real("moe-router-topk-scaling-factor", c.scaling_factor, Reals::positive(),
+            "the weights of the chosen experts are multiplied by it")
       .also({"routed-scaling-factor"});
   options.integer("moe-router-num-groups", c.num_groups, {.low = 0},
                   "experts in groups, of which --moe-router-group-topk are open to a token; 0: none");
@@ -29,7 +31,8 @@ void add_moe_options(OptionSet& options, ModelConfig& m) {
                "a bias for the choice alone, moved after each step towards equal loads (sigmoid scores)");
   options.real("moe-router-bias-update-rate", c.bias_update_rate, Reals::non_negative(), "how far");
   options.choice("moe-router-dtype", c.router_dtype,
-                 {{"fp32", RouterDtype::kFp32}, {"fp64", RouterDtype::kFp64}}, "of router logits and weights");
+                 {{"fp32", RouterDtype::kFp32}, {"fp64", RouterDtype::kFp64}},
+                 "of router logits and weights");
   options.choice("moe-router-load-balancing-type", c.load_balancing,
                  {{"aux_loss", LoadBalancing::kAuxLoss},
                   {"seq_aux_loss", LoadBalancing::kSequenceAuxLoss},

@@ -117,20 +117,18 @@ void write_result(Score& score) {
     const TensorMap map = huggingface_map(score.engine.model);
     const auto gradient = [&](const std::string& name) {
       const auto found = score.grads.find(name);  // states of routers have none
-      return (found != score.grads.end() ? found : score.grads.emplace(name, host_zeros(map.shape_of(name))).first)
+      return (found != score.grads.end() ? found
+                                         : score.grads.emplace(name, host_zeros(map.shape_of(name))).first)
           ->second.view();
     };
     const auto has_gradient = [held = names_of(score.grads)](const ForeignTensor& foreign) {
       return held.contains(foreign.parts.front().canonical);
     };
-    assemble(
-        map, DType::kF32, gradient,
-        [&](const ForeignTensor& foreign, const Tensor& full) {
-          if (!has_gradient(foreign)) return;
-          const std::span<const float> values = full.values<float>();
-          grads.emplace_back("grad." + foreign.name,
-                             HostTensor{{values.begin(), values.end()}, foreign.shape});
-        });
+    assemble(map, DType::kF32, gradient, [&](const ForeignTensor& foreign, const Tensor& full) {
+      if (!has_gradient(foreign)) return;
+      const std::span<const float> values = full.values<float>();
+      grads.emplace_back("grad." + foreign.name, HostTensor{{values.begin(), values.end()}, foreign.shape});
+    });
   }
   std::vector<std::pair<std::string, Tensor>> tensors{{"logits", score.logits.view()},
                                                       {"loss", Tensor::borrow(&loss, DType::kF32, {1})}};
@@ -160,7 +158,9 @@ ScoreResult run_score(const ScoreOptions& given) {
                                    engine.model.max_position_embeddings));
   }
   const int tp_size = static_cast<int>(options.parallel.tensor_model_parallel_size);
-  for (const std::string& p : validate(evaluation_spec(engine.model), tp_size, expert_sizes(options.parallel))) problems.push_back(p);
+  for (const std::string& p :
+       validate(evaluation_spec(engine.model), tp_size, expert_sizes(options.parallel)))
+    problems.push_back(p);
   TrainConfig run;
   run.parallel = options.parallel;
   run.model = engine.model;

@@ -133,9 +133,8 @@ TEST(CheckpointLayouts, WeightsAlone) {
   run_ranks(layout, [&](Communicator& world) {
     Rank rank(world, layout, DType::kBF16);
     const CheckpointReader reader(folder.path());
-    expect_parts(
-        config_error_of([&] { load_checkpoint(rank.lane(), reader, rank.parts()); }),
-        {"no optimizer state", "exp_avg, exp_avg_sq", "--no-load-optim"});
+    expect_parts(config_error_of([&] { load_checkpoint(rank.lane(), reader, rank.parts()); }),
+                 {"no optimizer state", "exp_avg, exp_avg_sq", "--no-load-optim"});
     load_checkpoint(rank.lane(), reader, rank.parts(), {.optimizer_state = false});
     rank.expect(6, {{kWeightKind, rank.optimizer().master()}});
     EXPECT_EQ(rank.optimizer().steps(), 0);

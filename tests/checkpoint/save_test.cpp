@@ -64,8 +64,7 @@ TEST(CheckpointSave, OneRanksErrorLeavesTheFormerCheckpoint) {
         Rank rank(world, layout);
         rank.fill(4);
         try {
-          save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(4),
-                          folder.path());
+          save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(4), folder.path());
         } catch (const Error& e) {
           errors[static_cast<std::size_t>(world.rank())] = e.what();
           throw;

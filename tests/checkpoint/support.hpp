@@ -204,8 +204,7 @@ inline void save(const fs::path& folder, const Layout& layout, int version, cons
   run_ranks(layout, [&](Communicator& world) {
     Rank rank(world, layout, dtype);
     rank.fill(version);
-    save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(version), folder,
-                    options);
+    save_checkpoint(rank.lane(), rank.groups(), rank.parts(), meta_of(version), folder, options);
   });
 }
 

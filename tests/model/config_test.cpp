@@ -189,8 +189,8 @@ TEST(ModelConfig, ParametersAndFlopsOfExperts) {
   c.moe.topk = 2;
   EXPECT_EQ(parameter_count(c), 46702792704);
   const double attention = 4096.0 * (32 + 16) * 128 + 4096.0 * 4096;
-  EXPECT_EQ(flops_per_token(c, 1), 6 * (32 * (attention + 2 * 3 * 4096.0 * 14336 + 8 * 4096) + 32000 * 4096.0) +
-                                       12 * 32 * 4096.0);
+  EXPECT_EQ(flops_per_token(c, 1),
+            6 * (32 * (attention + 2 * 3 * 4096.0 * 14336 + 8 * 4096) + 32000 * 4096.0) + 12 * 32 * 4096.0);
 }
 
 TEST(MoeConfig, LayersWithExperts) {
@@ -206,7 +206,8 @@ TEST(MoeConfig, LayersWithExperts) {
   EXPECT_EQ(layers("[0]*1+[1]*3", 4), (List{false, true, true, true}));
   EXPECT_EQ(layers("([0]+[1]*2)*2", 6), (List{false, true, true, false, true, true}));
   EXPECT_EQ(layers("[0, 1,0]", 3), (List{false, true, false}));
-  for (const char* wrong : {"0", "-1", "[2]*3", "[0]*1+[1]*3", "[1", "1.5", "[]", "", "[1]*99999999999", "((((((((((((([1]*3"}) {
+  for (const char* wrong :
+       {"0", "-1", "[2]*3", "[0]*1+[1]*3", "[1", "1.5", "[]", "", "[1]*99999999999", "((((((((((((([1]*3"}) {
     EXPECT_THROW(layers(wrong, 3), ConfigError) << wrong;
   }
   for (const List& list : {List{true, true}, List{false, true, true}, List{true, false, true}}) {
@@ -224,13 +225,17 @@ TEST(MoeConfig, ProblemsNameOptionsAndNumbers) {
   };
   EXPECT_EQ(first([](MoeConfig&) {}), "");
   EXPECT_EQ(first([](MoeConfig& c) { c.topk = 9; }), "--moe-router-topk 9 must be from 1 to --num-experts 8");
-  EXPECT_NE(first([](MoeConfig& c) { c.num_groups = 3; c.group_topk = 1; }).find("--moe-router-num-groups 3"),
+  EXPECT_NE(first([](MoeConfig& c) {
+              c.num_groups = 3;
+              c.group_topk = 1;
+            }).find("--moe-router-num-groups 3"),
             std::string::npos);
   EXPECT_NE(first([](MoeConfig& c) { c.group_topk = 1; }).find("give both"), std::string::npos);
   EXPECT_NE(first([](MoeConfig& c) { c.expert_bias = true; }).find("sigmoid"), std::string::npos);
   EXPECT_NE(first([](MoeConfig& c) { c.pad_to_capacity = true; }).find("--moe-expert-capacity-factor"),
             std::string::npos);
-  EXPECT_NE(first([](MoeConfig& c) { c.layer_freq = "[0]*4"; }).find("no layer has experts"), std::string::npos);
+  EXPECT_NE(first([](MoeConfig& c) { c.layer_freq = "[0]*4"; }).find("no layer has experts"),
+            std::string::npos);
 }
 
 TEST(ModelConfig, JsonRoundTrip) {
@@ -264,7 +269,8 @@ TEST(ModelConfig, JsonHoldsEveryField) {
   const nlohmann::json object = nlohmann::json::parse(to_json(ModelConfig{}));
   // rope_scaling, latent and moe are written field by field
   const std::size_t own = fields_of<ModelConfig>() - 3;
-  EXPECT_EQ(object.size(), own + fields_of<RopeScaling>() + fields_of<LatentConfig>() + fields_of<MoeConfig>());
+  EXPECT_EQ(object.size(),
+            own + fields_of<RopeScaling>() + fields_of<LatentConfig>() + fields_of<MoeConfig>());
 }
 
 TEST(ModelConfig, JsonFaultsAreNamed) {

@@ -176,9 +176,9 @@ std::vector<Layout> golden_layouts() {
   all.insert(all.end(), windowed.begin(), windowed.end());
   const std::vector<Layout> normed = layouts_of("qwen3", {1, 2, 4}, 2, {"E|t|t|L"});
   all.insert(all.end(), normed.begin(), normed.end());
-  for (const std::vector<Layout>& experts : {expert_layouts("mixtral", 2), expert_layouts("qwen3_moe", 2),
-                                             expert_layouts("deepseek_v3", 3),
-                                             expert_layouts("deepseek_v3_yarn_noqlora", 2)}) {
+  for (const std::vector<Layout>& experts :
+       {expert_layouts("mixtral", 2), expert_layouts("qwen3_moe", 2), expert_layouts("deepseek_v3", 3),
+        expert_layouts("deepseek_v3_yarn_noqlora", 2)}) {
     all.insert(all.end(), experts.begin(), experts.end());
   }
   for (const std::vector<Layout>& cut :

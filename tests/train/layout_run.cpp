@@ -47,6 +47,8 @@ ModelConfig model_of(const LayoutCase& layout) {
     c.tied = false;
     c.hidden_dropout = c.attention_dropout = 0;
   }
+  if (!layout.moe.empty()) c.moe = layout.moe.front();
+  if (layout.gathers_tokens) c.moe.dispatcher = TokenDispatcher::kAllGather;
   if (layout.tied_given) c.tied = layout.tied;
   return resolved(c);
 }
@@ -87,7 +89,9 @@ std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
   };
   for (const auto& param : engine.params().all()) {
     if (param->owner() != nullptr) continue;
-    look(&groups.dp_cp(), param->weight(), param->name());
+    const bool of_experts = param->traits().expert;
+    look(of_experts ? groups.experts()->edp.get() : &groups.dp_cp(), param->weight(), param->name());
+    if (of_experts) continue;
     for (const LogicalTensor& part : param->parts()) {
       const Tensor piece = param->part_of(param->weight(), part);
       if (part.cut < 0) look(&groups.tp(), piece, part.name);
@@ -106,7 +110,10 @@ std::string unlike_replicas(Lane& lane, const Groups& groups, Engine& engine) {
 
 LayoutCase one_rank_of(const LayoutCase& layout) {
   LayoutCase one = layout;
-  one.tp = one.pp = one.dp = one.cp = one.chunks = 1;
+  one.tp = one.pp = one.dp = one.cp = one.chunks = one.ep = 1;
+  one.etp = 0;
+  one.gathers_tokens = false;
+  for (MoeConfig& experts : one.moe) experts.pad_to_capacity = false;
   one.head_exchange = 0;
   one.cp_methods = {"p2p"};
   one.order = ParallelConfig::SequenceOrder::kAuto;
@@ -165,6 +172,19 @@ std::string LayoutCase::name() const {
   add(sequence_parallel, " sp");
   add(latent, " latent");
   add(head_norms, " head-norms");
+  for (const MoeConfig& e : moe) {
+    add(true, " experts{} top{} aux{} z{} {}{}{}{}{}", e.num_experts, e.topk, e.aux_loss_coeff,
+        e.z_loss_coeff, e.load_balancing == LoadBalancing::kSequenceAuxLoss ? "sequence" : "batch",
+        e.expert_bias ? " bias" : "", e.shared_expert_size > 0 ? " shared" : "",
+        e.expert_capacity_factor > 0 ? fmt::format(" capacity{}", e.expert_capacity_factor) : "",
+        e.token_drop_policy == TokenDropPolicy::kPosition ? " position" : "");
+    add(e.pad_to_capacity, " padded");
+    add(e.num_groups > 0, " groups-of-experts{}", e.num_groups);
+    add(e.layer_freq != "1", " {}", e.layer_freq);
+  }
+  add(ep > 1, " ep{}", ep);
+  add(etp > 0, " etp{}", etp);
+  add(gathers_tokens, " allgather");
   add(tensor_parallel_chunks > 1, " tp-overlap{}", tensor_parallel_chunks);
   text += distributed ? " zero1" : " ddp";
   add(bucket > 0, " bucket{}", bucket);
@@ -206,6 +226,8 @@ TrainConfig config_of(const LayoutCase& layout) {
   parallel.pipeline_model_parallel_layout = layout.stages;
   parallel.sequence_parallel = layout.sequence_parallel;
   parallel.context_parallel_size = layout.cp;
+  parallel.expert_model_parallel_size = layout.ep;
+  parallel.expert_tensor_parallel_size = layout.etp;
   parallel.cp_comm_type = layout.cp_methods;
   parallel.cp_sequence_order = layout.order;
   if (layout.head_exchange > 0) {
@@ -321,6 +343,7 @@ LayoutResult run_layout_rank(const LayoutCase& layout, Communicator& real, int s
     });
     mine.losses.push_back(r.loss);
     mine.norms.push_back(r.grad_norm);
+    mine.experts.push_back(r.experts);
     mine.weights.push_back(values_of(engine, false));
     if (hooks.stepped) hooks.stepped(engine, step);
     const std::string unlike = unlike_replicas(rank.lane(), groups, engine);

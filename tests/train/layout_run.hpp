@@ -37,9 +37,12 @@ struct LayoutCase {
   std::string stages;  // a pipeline layout string
   int tensor_parallel_chunks = 1;
   RecomputeSpec recompute;
-  bool fused = false;       // the spec family
-  bool latent = false;      // latent attention in place of grouped queries
-  bool head_norms = false;  // of queries and keys
+  bool fused = false;           // the spec family
+  bool latent = false;          // latent attention in place of grouped queries
+  bool head_norms = false;      // of queries and keys
+  std::vector<MoeConfig> moe;   // of llama: one, or none
+  bool gathers_tokens = false;  // the other way for tokens to experts
+  int ep = 1, etp = 0;          // etp 0: as tp
   std::vector<std::string> freeze;
   std::int64_t unused_positions = 0;  // learned positions that no sequence reaches
   // How sequences are cut over the cp ranks, as the options say it: a method for all layers or one for each.
@@ -76,9 +79,10 @@ inline LatentConfig small_latent() {
 struct LayoutResult {
   DType dtype = DType::kF32;
   std::vector<double> losses, norms;
-  Gradients gradients;             // of the first batch, over its target tokens
-  Engine::LossSum first;           // of that batch
-  std::vector<Gradients> weights;  // at the start, and after each step
+  Gradients gradients;                           // of the first batch, over its target tokens
+  Engine::LossSum first;                         // of that batch
+  std::vector<Gradients> weights;                // at the start, and after each step
+  std::vector<std::vector<ExpertLoad>> experts;  // of each step
   // What several ranks hold alike (over dp; whole tensors and shared key/value heads over tp; a tied weight
   // over stages) and does not have the same bits after some step; empty: nothing.
   std::string unlike;

@@ -176,13 +176,15 @@ std::shared_ptr<const ExpertExchange::Plan> AllToAllExchange::plan(Lane& lane, c
     routes->receive.push_back(of(r, placement_.first()));
     routes->received += routes->receive.back();
   }
-  routes->chosen = std::accumulate(routes->send.begin(), routes->send.end(), std::int64_t{0}) / placement_.etp;
+  routes->chosen =
+      std::accumulate(routes->send.begin(), routes->send.end(), std::int64_t{0}) / placement_.etp;
   WEFT_CHECK(lane.meta() || routes->received <= routes->size, "{} rows arrive where {} are planned",
              routes->received, routes->size);
   routes->received = std::min(routes->received, routes->size);
   Arrangement a;
   if (!lane.meta()) {
-    a = arrangement(counts, placement_.first(), local, placement_.padded ? placement_.per_expert(capacity) : 0);
+    a = arrangement(counts, placement_.first(), local,
+                    placement_.padded ? placement_.per_expert(capacity) : 0);
     a.rows.resize(static_cast<std::size_t>(routes->size), -1);
   }
   routes->arrange = lane.alloc(DType::kI32, {routes->size, 1}, "arrangement of tokens");

@@ -23,9 +23,10 @@ class Moved {
   }
   // The same with `next` after what finishes it now.
   Moved then(Finish next) && {
-    return Moved(std::move(moving_), [first = std::move(finish_), second = std::move(next)](Lane& lane, Tensor x) {
-      return second(lane, first ? first(lane, std::move(x)) : std::move(x));
-    });
+    return Moved(std::move(moving_),
+                 [first = std::move(finish_), second = std::move(next)](Lane& lane, Tensor x) {
+                   return second(lane, first ? first(lane, std::move(x)) : std::move(x));
+                 });
   }
 
  private:
@@ -38,14 +39,15 @@ class ExpertExchange {
   virtual ~ExpertExchange() = default;
   // Where the rows of one microbatch go.
   struct Plan {
-    Tensor rows;          // [n, k] i32: see ops::ExpertOrder
-    Tensor offsets;       // [local experts + 1] i32: the rows of each expert of this rank
+    Tensor rows;            // [n, k] i32: see ops::ExpertOrder
+    Tensor offsets;         // [local experts + 1] i32: the rows of each expert of this rank
     std::int64_t size = 0;  // R: rows at this rank's experts, some of them perhaps nobody's
     virtual ~Plan() = default;
   };
   // experts [n, k]: global numbers, −1: none. capacity: choices that an expert takes of a microbatch; 0: all.
   // The plan outlives what is started with it. Collective.
-  virtual std::shared_ptr<const Plan> plan(Lane& lane, const Tensor& experts, std::int64_t capacity) const = 0;
+  virtual std::shared_ptr<const Plan> plan(Lane& lane, const Tensor& experts,
+                                           std::int64_t capacity) const = 0;
   // x [n, h] -> [R, h] in the order of this rank's experts; each token to all its choices.
   virtual Moved spread(Lane& lane, const Plan& plan, const Tensor& x) const = 0;
   // y [R, h] -> [n, h]: the sum over a token's choices.
@@ -61,7 +63,7 @@ struct ExpertPlacement {
   std::int64_t experts = 0;  // of the layer
   int topk = 0;
   int etp = 1, ep = 1;
-  int rank = 0;  // in the group of etp · ep
+  int rank = 0;          // in the group of etp · ep
   int microbatches = 1;  // whose tokens the group has
   bool padded = false;   // each expert has as many rows as its capacity, whoever has chosen it
   std::int64_t local() const { return experts / ep; }

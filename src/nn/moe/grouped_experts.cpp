@@ -15,7 +15,8 @@ Tensor GroupedExperts::forward(Lane& lane, const Tensor& x, const Tensor& weight
 GroupedExperts::Gradients GroupedExperts::backward(Lane& lane, const Tensor& dy, Microbatch& mb) const {
   Saved saved = mb.saved.pop<Saved>();
   ops::ScaledActivationGradient d = ops::scaled_activation_backward(
-      lane, kind_, gated_, ops::grouped_gemm_nn(lane, dy, fc2_.weight(), saved.offsets), saved.h, saved.weights);
+      lane, kind_, gated_, ops::grouped_gemm_nn(lane, dy, fc2_.weight(), saved.offsets), saved.h,
+      saved.weights);
   Tensor dx = ops::grouped_gemm_nn(lane, d.dx, fc1_.weight(), saved.offsets);
   if (fc1_.trains() || fc2_.trains()) {
     mb.later.push(*this, Pending{std::move(saved.x), std::move(d.dx), std::move(d.y), dy, saved.offsets});
