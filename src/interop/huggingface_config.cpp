@@ -89,8 +89,8 @@ constexpr const char* kNeutralGpt2[] = {
 // windows.
 constexpr const char* kNeutralLlama[] = {"max_window_layers", "pretraining_tp"};
 
-// head_dim repeats qk_rope_head_dim, qk_head_dim is a sum; layers that predict further tokens are in no file
-// of transformers.
+// head_dim repeats qk_rope_head_dim, qk_head_dim is a sum; layers that predict further tokens are passed
+// over.
 constexpr const char* kNeutralDeepseek[] = {"head_dim", "qk_head_dim",    "num_nextn_predict_layers",
                                             "ep_size",  "aux_loss_alpha", "seq_aux"};
 // How experts are balanced is the training's affair.
@@ -356,11 +356,10 @@ void read_deepseek(Fields& fields, ModelConfig& c) {
   fields.only("scoring_func", "sigmoid", "scores are sigmoids");
   fields.only("topk_method", "noaux_tc", "experts are chosen with a bias and in groups");
   fields.only("moe_layer_freq", 1, "every layer after the dense ones has experts");
-  if (dense >= c.num_layers || every != 1) return;
-  c.moe = moe;
+  if (dense < c.num_layers && every == 1) c.moe = moe;
   std::vector<bool> layers(static_cast<std::size_t>(c.num_layers), true);
   std::fill(layers.begin(), layers.begin() + std::max<std::int64_t>(dense, 0), false);
-  c.moe.layer_freq = layer_freq_of(layers);
+  if (c.moe.num_experts > 0) c.moe.layer_freq = layer_freq_of(layers);
 }
 
 void read_mixtral(Fields& fields, ModelConfig& c) {
@@ -378,8 +377,7 @@ void read_qwen3_moe(Fields& fields, ModelConfig& c) {
   c.moe.topk = fields.integer("num_experts_per_tok", 8);
   c.moe.ffn_hidden_size = fields.integer("moe_intermediate_size", 768);
   c.moe.pre_softmax = !fields.boolean("norm_topk_prob", false);
-  const std::int64_t step = fields.integer("decoder_sparse_step", 1);
-  if (step < 1) return fields.problem("decoder_sparse_step {} must be at least 1", step);
+  const std::int64_t step = std::max<std::int64_t>(fields.integer("decoder_sparse_step", 1), 1);
   std::vector<bool> layers;
   for (std::int64_t i = 0; i < c.num_layers; ++i) layers.push_back((i + 1) % step == 0);
   if (const Json& dense = fields.find("mlp_only_layers"); dense.is_array()) {
