@@ -223,7 +223,8 @@ int run(const std::map<std::string, std::string>& args) {
     }
     std::cout << text << '\n' << std::flush;
   }
-  if (args.contains("profile")) {
+  std::string line;
+  if (args.contains("profile") && (!args.contains("paced") || std::getline(std::cin, line))) {
     std::map<std::string, std::vector<double>> times;
     for (int i = 0; i < 5; ++i) {
       lane.tools->trace(true);

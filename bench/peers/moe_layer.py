@@ -150,8 +150,7 @@ def main():
             ours.append(weft.go())
             theirs.append({"layer": milliseconds(peer.layer, args.repeat), "grouped": milliseconds(peer.grouped, args.repeat)})
             print(name, ours[-1], {k: round(v, 4) for k, v in theirs[-1].items()}, flush=True)
-        print(weft.process.stdout.read(), flush=True)
-        weft.process.wait()
+        print(weft.process.communicate("go\n" if args.profile else "")[0], flush=True)
         middle = lambda rows, key: statistics.median(r[key] for r in rows)
         ratios = [t["layer"] / w["layer"] for w, t in zip(ours, theirs)]
         of_dense = [statistics.median(w["dense" + f] / w["grouped" + f] for w in ours) for f in ("_f", "")]

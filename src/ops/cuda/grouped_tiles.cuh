@@ -25,7 +25,9 @@ constexpr int kGroups = 2;  // that multiply
 constexpr int kThreads = 128 * (1 + kGroups);
 constexpr int kBox = 64 * 128;  // bytes of 64 × 64 elements
 constexpr int kABytes = kRows * 128, kBBytes = kColumns * 128, kStageBytes = kABytes + kBBytes;
-constexpr int kSharedBytes = kStages * kStageBytes + 1024 + kStages * 16;
+// Of each warp that multiplies: 16 rows of 128 results on their way out.
+constexpr int kWayOut = 16 * 256;
+constexpr int kSharedBytes = kStages * kStageBytes + 4 * kGroups * kWayOut + kStages * 16;
 constexpr int kPairsAtOnce = 8;  // pairs of row tiles that share columns of weights in the cache
 
 }  // namespace tiles
@@ -173,65 +175,72 @@ struct Operands {
 };
 
 // c = sums (+ beta · c) of 64 rows: `c` points to the first row, of which `rows` and `columns` of each exist.
-// Each element is rounded once. Four threads have a row's 32 columns between them; they exchange, so that
-// each stores 16 bytes.
+// Each element is rounded once. 16-bit results pass through the warp's own shared memory `way_out`, whose
+// chunks of 16 bytes are exchanged within a row so that no two of a column share a bank, and leave as whole
+// lines.
 template <class C>
-__device__ inline void store_tile(float (&d)[128], C* c, Index ld, int rows, int columns, float beta) {
-  const int lane = threadIdx.x % 32, quad = lane % 4;
+__device__ inline void store_tile(float (&d)[128], C* c, Index ld, int rows, int columns, float beta,
+                                  std::uint32_t way_out) {
+  const int lane = threadIdx.x % 32, quad = lane % 4, first = threadIdx.x % 128 / 32 * 16;
+  if (beta != 0 || sizeof(C) == 4) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * half;
-    const bool mine = row < rows;
-    C* to = c + row * ld;
-    if (beta != 0 && mine) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + lane / 4 + 8 * half;
+      if (row >= rows) continue;
+      C* to = c + row * ld;
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
         const int column = 8 * j + 2 * quad;
         if (column >= columns) continue;
-        const Vec<C, 2> old = load<2>(to + column);
-        d[4 * j + 2 * half] += to_acc(old.v[0]);
-        d[4 * j + 2 * half + 1] += to_acc(old.v[1]);
+        float &x = d[4 * j + 2 * half], &y = d[4 * j + 2 * half + 1];
+        if (beta != 0) {
+          const Vec<C, 2> old = load<2>(to + column);
+          x += to_acc(old.v[0]);
+          y += to_acc(old.v[1]);
+        }
+        if constexpr (sizeof(C) == 4) *reinterpret_cast<float2*>(to + column) = {x, y};
       }
     }
-    if constexpr (sizeof(C) == 4) {
-      if (!mine) continue;
+  }
+  if constexpr (sizeof(C) == 2) {
 #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const int column = 8 * j + 2 * quad;
-        if (column < columns)
-          *reinterpret_cast<float2*>(to + column) = {d[4 * j + 2 * half], d[4 * j + 2 * half + 1]};
-      }
-    } else {
+    for (int part = 0; part < 2; ++part) {  // of 128 columns
 #pragma unroll
-      for (int j = 0; j < 32; j += 4) {
+      for (int j = 0; j < 16; j += 2) {
+        const int row = lane % 16, chunk = j + lane / 16;
         std::uint32_t w[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float pair[2] = {d[4 * (j + i) + 2 * half], d[4 * (j + i) + 2 * half + 1]};
+          const float* at = d + 4 * (16 * part + j) + 2 * i;
+          const float pair[2] = {at[0], at[1]};
           const Vec<C, 2> v = rounded<C>(pair);
           memcpy(&w[i], &v, 4);
         }
-        // The 4 × 4 words of four threads, transposed: with the neighbour, then with the one after.
+        hopper::store_matrices(way_out + row * 256 + (chunk ^ row % 8) * 16, w);
+      }
+      __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          const bool odd = quad & 1;
-          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
-          (odd ? w[i] : w[i + 1]) = got;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool upper = quad & 2;
-          const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[i] : w[i + 2], 2);
-          (upper ? w[i] : w[i + 2]) = got;
-        }
-        const int column = 8 * (j + quad);
-        if (mine && column < columns) {
+      for (int i = 0; i < 8; ++i) {
+        const int row = 2 * i + lane / 16, chunk = lane % 16, column = 128 * part + 8 * chunk;
+        const uint4 w = hopper::load_shared(way_out + row * 256 + (chunk ^ row % 8) * 16);
+        if (first + row < rows && column < columns) {
           Vec<C, 8> v;
-          memcpy(&v, w, sizeof(v));
-          store(to + column, v);
+          memcpy(&v, &w, sizeof(v));
+          store(c + (first + row) * ld + column, v);
         }
       }
+      __syncwarp();
     }
+  }
+}
+
+// The same of an expert that has no rows: c = 0.
+template <class C>
+__device__ inline void clear_tile(C* c, Index ld, int rows, int columns) {
+  constexpr int N = 16 / sizeof(C), kAcross = tiles::kColumns / N;
+  for (int i = threadIdx.x % 128; i < 64 * kAcross; i += 128) {
+    const int row = i / kAcross, column = i % kAcross * N;
+    if (row < rows && column < columns) store(c + row * ld + column, Vec<C, N>{});
   }
 }
 
@@ -248,19 +257,24 @@ __device__ void clear_rest(const GroupedTiles& g) {
   }
 }
 
-// Rows [first, last) of `boxes` boxes of 64 rows of 128 bytes become 0, by four warps.
-__device__ inline void clear_rows(std::uint32_t boxes_at, int boxes, int first, int last) {
-  const int words = (last - first) * 8;  // of 16 bytes, in a box
-  for (int i = threadIdx.x % 128; i < words * boxes; i += 128) {
-    const std::uint32_t at = boxes_at + i / words * tiles::kBox + first * 128 + i % words * 16;
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+// Rows [first, last) of boxes of 64 rows of 128 bytes become 0, by four warps.
+template <int kBoxes>
+__device__ inline void clear_rows(std::uint32_t boxes_at, int first, int last) {
+  const int at = first * 128 + threadIdx.x % 128 * 16;
+  if (at >= last * 128) return;  // fewer than 16 rows: 16 bytes a thread
+#pragma unroll
+  for (int i = 0; i < kBoxes; ++i) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(boxes_at + i * tiles::kBox + at), "r"(0)
+                 : "memory");
   }
 }
 
 // The four warps of a group: sums of its 64 rows of the tile into d.
-template <Gemm::Form kForm, class T>
+// `meanwhile` is called while products are under way.
+template <Gemm::Form kForm, class T, class Meanwhile>
 __device__ inline void multiply(float (&d)[128], const Tile& t, int group, bool any, std::uint32_t stages,
-                                std::uint32_t full, std::uint32_t empty, Ring& ring) {
+                                std::uint32_t full, std::uint32_t empty, Ring& ring,
+                                const Meanwhile& meanwhile) {
   constexpr bool kADown = Operands<kForm>::kADown, kBDown = Operands<kForm>::kBDown;
   constexpr bool kRagged = kForm == Gemm::Form::kTN;
   const int lane = threadIdx.x % 32, steps = (t.depth + tiles::kDepth - 1) / tiles::kDepth;
@@ -272,6 +286,7 @@ __device__ inline void multiply(float (&d)[128], const Tile& t, int group, bool 
       hopper::barrier_wait(full + 8 * ring.stage, ring.parity);
       release(ring.stage);
     }
+    meanwhile();
     return;
   }
   // The whole steps, and for a gradient what is left of an expert's rows.
@@ -299,8 +314,8 @@ __device__ inline void multiply(float (&d)[128], const Tile& t, int group, bool 
     hopper::barrier_wait(full + 8 * ring.stage, ring.parity);
     const std::uint32_t at = stages + ring.stage * tiles::kStageBytes;
     if (rest % 16 != 0) {
-      clear_rows(at + group * tiles::kBox, 1, rest, parts * 16);
-      clear_rows(at + tiles::kABytes, 4, rest, parts * 16);
+      clear_rows<1>(at + group * tiles::kBox, rest, parts * 16);
+      clear_rows<4>(at + tiles::kABytes, rest, parts * 16);
       hopper::written_for_products();
       hopper::group_sync(1 + group);
     }
@@ -318,6 +333,7 @@ __device__ inline void multiply(float (&d)[128], const Tile& t, int group, bool 
     release(ring.stage);
     ring.next();
   }
+  meanwhile();
   hopper::products_wait<0>();
   if (before >= 0) release(before);
   hopper::results_are_there(d);
@@ -328,8 +344,8 @@ __global__ void __cluster_dims__(2) __launch_bounds__(tiles::kThreads, 1)
     grouped_tiles(const __grid_constant__ GroupedTiles g, const __grid_constant__ CUtensorMap a_map,
                   const __grid_constant__ CUtensorMap b_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ std::byte shared[];
-  const std::uint32_t stages = (hopper::shared_address(shared) + 1023) / 1024 * 1024;
+  extern __shared__ __align__(1024) std::byte shared[];
+  const std::uint32_t stages = hopper::shared_address(shared);
   const std::uint32_t full = stages + tiles::kStages * tiles::kStageBytes, empty = full + 8 * tiles::kStages;
   const int block = static_cast<int>(hopper::cluster_rank()), role = threadIdx.x / 128;
   if (threadIdx.x == 0) {
@@ -365,19 +381,28 @@ __global__ void __cluster_dims__(2) __launch_bounds__(tiles::kThreads, 1)
     hopper::more_registers<232>();
     constexpr bool kGradient = kForm == Gemm::Form::kTN;
     const int group = role - 1;
-    for (int next = static_cast<int>(blockIdx.x / 2); list.find(next, t); next += stride) {
+    const std::uint32_t way_out = empty + 8 * tiles::kStages + (threadIdx.x / 32 - 4) * tiles::kWayOut;
+    int next = static_cast<int>(blockIdx.x / 2);
+    bool has = list.find(next, t);
+    while (has) {
       const int rows = min(t.rows - t.row - 64 * group, 64), columns = g.columns - t.column;
       const bool any = rows > 0 && columns > 0;
-      float d[128];
-      if (t.depth == 0) {
-#pragma unroll
-        for (int i = 0; i < 128; ++i) d[i] = 0;
-      }
-      multiply<kForm, T>(d, t, group, any, stages, full, empty, ring);
-      if (any && !(kGradient && t.depth == 0 && g.beta != 0)) {
+      Tile following;
+      float d[128] = {};
+      multiply<kForm, T>(d, t, group, any, stages, full, empty, ring, [&] {
+        next += stride;
+        has = list.find(next, following);
+      });
+      if (any) {
         const Index first = (kGradient ? Index{t.expert} * g.rows : t.first) + t.row + 64 * group;
-        store_tile(d, static_cast<C*>(g.c) + first * g.c_ld + t.column, g.c_ld, rows, columns, g.beta);
+        C* c = static_cast<C*>(g.c) + first * g.c_ld + t.column;
+        if (!kGradient || t.depth > 0) {
+          store_tile(d, c, g.c_ld, rows, columns, g.beta, way_out);
+        } else if (g.beta == 0) {
+          clear_tile(c, g.c_ld, rows, columns);
+        }
       }
+      t = following;
     }
     if (!kGradient) clear_rest<C>(g);
   }

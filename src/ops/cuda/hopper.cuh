@@ -86,6 +86,22 @@ __device__ inline void written_for_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Four matrices of 8 × 8 16-bit elements, as products leave them in a warp's registers, to shared memory:
+// lane l says where row l % 8 of matrix l / 8 goes.
+__device__ inline void store_matrices(std::uint32_t to, const std::uint32_t (&w)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
+               "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+__device__ inline uint4 load_shared(std::uint32_t from) {
+  uint4 w;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+               : "r"(from)
+               : "memory");
+  return w;
+}
+
 // --- products of a group of four warps
 template <int kRegisters>
 __device__ inline void more_registers() {

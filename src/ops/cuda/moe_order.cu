@@ -10,7 +10,7 @@ namespace {
 constexpr int kPairs = 256, kWarps = kPairs / 32;  // of a block
 constexpr int kAddThreads = 1024;
 
-// [blocks of kPairs, experts]: how many of a block's pairs an expert has, then how many of those before it.
+// [experts, blocks of kPairs]: how many of a block's pairs an expert has, then how many of those before it.
 struct Counts {
   Index blocks;
   std::int32_t* counts;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kPairs)
   if (mine >= n) __trap();  // the CPU throws
   if (mine >= 0) atomicAdd(sums + mine, 1);
   __syncthreads();
-  for (int e = threadIdx.x; e < n; e += kPairs) c.counts[Index{blockIdx.x} * n + e] = sums[e];
+  for (int e = threadIdx.x; e < n; e += kPairs) c.counts[e * c.blocks + blockIdx.x] = sums[e];
 }
 
 // A warp to an expert; then the offsets.
@@ -42,13 +42,20 @@ __global__ void __launch_bounds__(kAddThreads)
     }
     return x;
   };
+  constexpr int kAtOnce = 8;  // counts of a lane, all under way together
   for (int e = warp; e < n; e += kAddThreads / 32) {
+    std::int32_t* counts = c.counts + e * c.blocks;
     int before = 0;
-    for (Index b = 0; b < c.blocks; b += 32) {
-      std::int32_t* at = c.counts + (b + lane) * n + e;
-      const int x = b + lane < c.blocks ? *at : 0, sum = scanned(x);
-      if (b + lane < c.blocks) *at = before + sum - x;
-      before += __shfl_sync(~0u, sum, 31);
+    for (Index b = lane; b < c.blocks + lane; b += 32 * kAtOnce) {
+      int x[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) x[i] = b + 32 * i < c.blocks ? counts[b + 32 * i] : 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int sum = scanned(x[i]);
+        if (b + 32 * i < c.blocks) counts[b + 32 * i] = before + sum - x[i];
+        before += __shfl_sync(~0u, sum, 31);
+      }
     }
     if (lane == 0) totals[e] = before;
   }
@@ -82,7 +89,7 @@ __global__ void __launch_bounds__(kPairs)
     rows[i] = -1;
     return;
   }
-  int row = offsets[e] + c.counts[Index{blockIdx.x} * n + e] + place;
+  int row = offsets[e] + c.counts[e * c.blocks + blockIdx.x] + place;
   for (int w = 0; w < warp; ++w) row += of_warps[w * n + e];
   rows[i] = row;
 }
