@@ -204,6 +204,11 @@ void add_parallel_options(OptionSet& options, ParallelConfig& p) {
       .integer("expert-model-parallel-size", p.expert_model_parallel_size, kRanks,
                "ep: experts spread over N ranks")
       .also({"ep", "expert-parallel"});
+  options
+      .integer("expert-tensor-parallel-size", p.expert_tensor_parallel_size, kRanks,
+               "each expert cut over N ranks")
+      .also({"etp"})
+      .otherwise("as --tensor-model-parallel-size");
   options.flag("use-tp-pp-dp-mapping", p.use_tp_pp_dp_mapping,
                "number ranks tp-cp-pp-dp in place of tp-cp-dp-pp");
   options.flag("sequence-parallel", p.sequence_parallel,

@@ -295,6 +295,43 @@ TEST_P(HuggingFaceModels, AdamWTrajectory) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HuggingFaceModels, ::testing::ValuesIn(golden_layouts()), name_of_layout);
 
+// Two steps on each of four layouts, through checkpoints, are the eight of transformers.
+TEST(ExpertCheckpoints, GoOnWithExpertsSpreadAnew) {
+  for (const char* family : {"mixtral", "deepseek_v3"}) {
+    const std::filesystem::path folder = golden(std::string("models/") + family);
+    const SafetensorsFile reference(folder / "tensors.safetensors");
+    const TemporaryFolder scratch;
+    write_tokens(reference, "train.", scratch / "batches.safetensors");
+    const nlohmann::json facts = manifest(folder);
+    std::filesystem::path load = folder;
+    std::size_t step = 0;
+    for (const Layout& layout : {Layout{.dp = 2, .ep = 2}, Layout{.dp = 4, .distributed = true, .ep = 4},
+                                 Layout{.tp = 2, .dp = 2, .ep = 2, .etp = 2}, Layout{}}) {
+      TrainConfig config;
+      config.data.batches = scratch / "batches.safetensors";
+      config.checkpoint.load = load;
+      config.checkpoint.save = scratch / fmt::format("save{}", step);
+      config.parallel = layout.parallel();
+      config.model.moe.bias_update_rate = 0;
+      config.training.exit_interval = static_cast<std::int64_t>(step) + 2;
+      config.optimizer.lr = 1e-3;
+      config.optimizer.lr_decay_style = OptimizerConfig::DecayStyle::kConstant;
+      config.optimizer.adam_beta2 = 0.95;
+      config.optimizer.weight_decay = 0.1;
+      config.log.metrics = scratch / fmt::format("metrics{}.jsonl", step);
+      run_training(config);
+      load = config.checkpoint.save;
+      for (const StepMetrics& metrics : read_metrics(config.log.metrics)) {
+        const double loss = facts["train"]["losses"][step], norm = facts["train"]["grad_norms_before_clip"][step];
+        EXPECT_EQ(metrics.iteration, static_cast<std::int64_t>(++step));
+        EXPECT_NEAR(metrics.lm_loss, loss, 1e-4) << family << " step " << step;
+        EXPECT_NEAR(metrics.grad_norm, norm, 2e-4 * norm) << family << " step " << step;
+      }
+    }
+    EXPECT_EQ(step, 8u);
+  }
+}
+
 // A Megatron state_dict as a source of canonical weights.
 class MegatronWeights final : public WeightSource {
  public:
