@@ -322,7 +322,8 @@ TEST(ExpertCheckpoints, GoOnWithExpertsSpreadAnew) {
       run_training(config);
       load = config.checkpoint.save;
       for (const StepMetrics& metrics : read_metrics(config.log.metrics)) {
-        const double loss = facts["train"]["losses"][step], norm = facts["train"]["grad_norms_before_clip"][step];
+        const double loss = facts["train"]["losses"][step],
+                     norm = facts["train"]["grad_norms_before_clip"][step];
         EXPECT_EQ(metrics.iteration, static_cast<std::int64_t>(++step));
         EXPECT_NEAR(metrics.lm_loss, loss, 1e-4) << family << " step " << step;
         EXPECT_NEAR(metrics.grad_norm, norm, 2e-4 * norm) << family << " step " << step;
