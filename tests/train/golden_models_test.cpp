@@ -377,9 +377,10 @@ ModelConfig megatron_config(const nlohmann::json& facts) {
   c.normalization = given.value("normalization", "LayerNorm") == "RMSNorm" ? Normalization::kRmsNorm
                                                                            : Normalization::kLayerNorm;
   c.norm_epsilon = std::stod(given.value("layernorm_epsilon", "1e-05"));
-  c.position_embedding = args["position_embedding_type"] == "rope" ? PositionEmbedding::kRope
-                                                                   : PositionEmbedding::kLearnedAbsolute;
-  c.tied = args["share_embeddings_and_output_weights"] == "True";
+  c.position_embedding = args.value("position_embedding_type", "learned_absolute") == "rope"
+                             ? PositionEmbedding::kRope
+                             : PositionEmbedding::kLearnedAbsolute;
+  c.tied = args.value("share_embeddings_and_output_weights", "False") == "True";
   c.hidden_dropout = c.attention_dropout = 0;
   c.moe.num_experts = number("num_moe_experts", 0);
   c.moe.topk = number("moe_router_topk", 2);
