@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "core/log.hpp"
 #include "interop/huggingface.hpp"
@@ -103,29 +102,21 @@ void score_rank(Score& score, Communicator& world) {
     score.result = {sum.sum / static_cast<double>(std::max<std::int64_t>(sum.tokens, 1)), sum.tokens};
 }
 
-std::set<std::string> names_of(const std::map<std::string, HostTensor>& tensors) {
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : tensors) names.insert(name);
-  return names;
-}
-
 void write_result(Score& score) {
   float loss = static_cast<float>(score.result.loss);
   std::vector<std::pair<std::string, HostTensor>> grads;
   if (score.options.grads) {
     // Under the names and layouts of the Hugging Face family.
     const TensorMap map = huggingface_map(score.engine.model);
+    HostTensor none;  // of what is not trained: states of routers
     const auto gradient = [&](const std::string& name) {
-      const auto found = score.grads.find(name);  // states of routers have none
-      return (found != score.grads.end() ? found
-                                         : score.grads.emplace(name, host_zeros(map.shape_of(name))).first)
-          ->second.view();
-    };
-    const auto has_gradient = [held = names_of(score.grads)](const ForeignTensor& foreign) {
-      return held.contains(foreign.parts.front().canonical);
+      const auto found = score.grads.find(name);
+      if (found != score.grads.end()) return found->second.view();
+      none = host_zeros(map.shape_of(name));
+      return none.view();
     };
     assemble(map, DType::kF32, gradient, [&](const ForeignTensor& foreign, const Tensor& full) {
-      if (!has_gradient(foreign)) return;
+      if (!score.grads.contains(foreign.parts.front().canonical)) return;
       const std::span<const float> values = full.values<float>();
       grads.emplace_back("grad." + foreign.name, HostTensor{{values.begin(), values.end()}, foreign.shape});
     });

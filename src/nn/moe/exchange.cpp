@@ -13,6 +13,30 @@ Tensor column(const Tensor& values) {
   return values.view({values.elems(), 1});
 }
 
+// Choices [n, k] by their number among this rank's experts, in the order of these.
+std::shared_ptr<const ExpertExchange::Plan> ordered(Lane& lane, const Tensor& experts,
+                                                    const ExpertPlacement& placement, std::int64_t capacity) {
+  const ops::ExpertOrder order = ops::expert_order(lane, experts, placement.local(),
+                                                   placement.padded ? placement.per_expert(capacity) : 0);
+  auto plan = std::make_shared<ExpertExchange::Plan>();
+  plan->rows = order.rows;
+  plan->offsets = order.offsets;
+  plan->size = placement.rows(experts.dim(0), capacity);
+  return plan;
+}
+
+Tensor rows_at_experts(Lane& lane, const ExpertExchange::Plan& plan, const Tensor& x) {
+  const Tensor out = lane.alloc(x.dtype(), {plan.size, x.dim(1)}, "tokens at experts");
+  ops::spread_rows(lane, x, plan.rows, out);
+  return out;
+}
+
+Tensor values_at_experts(Lane& lane, const ExpertExchange::Plan& plan, const Tensor& values) {
+  const Tensor out = lane.alloc(values.dtype(), {plan.size}, "weights at experts");
+  ops::spread_values(lane, values, plan.rows, out);
+  return out;
+}
+
 }  // namespace
 
 std::int64_t ExpertPlacement::rows(std::int64_t tokens, std::int64_t capacity) const {
@@ -26,19 +50,11 @@ std::int64_t ExpertPlacement::rows(std::int64_t tokens, std::int64_t capacity) c
 
 std::shared_ptr<const ExpertExchange::Plan> LocalExchange::plan(Lane& lane, const Tensor& experts,
                                                                 std::int64_t capacity) const {
-  auto plan = std::make_shared<Plan>();
-  ops::ExpertOrder order = ops::expert_order(lane, experts, placement_.experts,
-                                             placement_.padded ? placement_.per_expert(capacity) : 0);
-  plan->rows = std::move(order.rows);
-  plan->offsets = std::move(order.offsets);
-  plan->size = placement_.rows(experts.dim(0), capacity);
-  return plan;
+  return ordered(lane, experts, placement_, capacity);
 }
 
 Moved LocalExchange::spread(Lane& lane, const Plan& plan, const Tensor& x) const {
-  const Tensor out = lane.alloc(x.dtype(), {plan.size, x.dim(1)}, "tokens at experts");
-  ops::spread_rows(lane, x, plan.rows, out);
-  return Moved(Async<Tensor>(out));
+  return Moved(Async<Tensor>(rows_at_experts(lane, plan, x)));
 }
 
 Moved LocalExchange::collect(Lane& lane, const Plan& plan, const Tensor& y) const {
@@ -46,36 +62,25 @@ Moved LocalExchange::collect(Lane& lane, const Plan& plan, const Tensor& y) cons
 }
 
 Moved LocalExchange::spread_values(Lane& lane, const Plan& plan, const Tensor& values) const {
-  const Tensor out = lane.alloc(values.dtype(), {plan.size}, "weights at experts");
-  ops::spread_values(lane, values, plan.rows, out);
-  return Moved(Async<Tensor>(out));
+  return Moved(Async<Tensor>(values_at_experts(lane, plan, values)));
 }
 
 Moved LocalExchange::collect_values(Lane& lane, const Plan& plan, const Tensor& y) const {
   return Moved(Async<Tensor>(ops::collect_values(lane, y, plan.rows)));
 }
 
-// --- AllGatherExchange
+// --- AllGatherExchange: the same of all tokens of the group, on every rank for its own experts
 
 std::shared_ptr<const ExpertExchange::Plan> AllGatherExchange::plan(Lane& lane, const Tensor& experts,
                                                                     std::int64_t capacity) const {
   const Tensor all = group_.all_gather(lane, experts).wait(lane);
-  const Tensor own = ops::own_experts(lane, all, placement_.first(), placement_.local());
-  auto plan = std::make_shared<Plan>();
-  ops::ExpertOrder order = ops::expert_order(lane, own, placement_.local(),
-                                             placement_.padded ? placement_.per_expert(capacity) : 0);
-  plan->rows = std::move(order.rows);
-  plan->offsets = std::move(order.offsets);
-  plan->size = placement_.rows(all.dim(0), capacity);
-  return plan;
+  return ordered(lane, ops::own_experts(lane, all, placement_.first(), placement_.local()), placement_,
+                 capacity);
 }
 
 Moved AllGatherExchange::spread(Lane& lane, const Plan& plan, const Tensor& x) const {
-  return Moved(group_.all_gather(lane, x), [&plan](Lane& l, const Tensor& all) {
-    const Tensor out = l.alloc(all.dtype(), {plan.size, all.dim(1)}, "tokens at experts");
-    ops::spread_rows(l, all, plan.rows, out);
-    return out;
-  });
+  return Moved(group_.all_gather(lane, x),
+               [&plan](Lane& l, const Tensor& all) { return rows_at_experts(l, plan, all); });
 }
 
 Moved AllGatherExchange::collect(Lane& lane, const Plan& plan, const Tensor& y) const {
@@ -83,11 +88,8 @@ Moved AllGatherExchange::collect(Lane& lane, const Plan& plan, const Tensor& y) 
 }
 
 Moved AllGatherExchange::spread_values(Lane& lane, const Plan& plan, const Tensor& values) const {
-  return Moved(group_.all_gather(lane, values), [&plan](Lane& l, const Tensor& all) {
-    const Tensor out = l.alloc(all.dtype(), {plan.size}, "weights at experts");
-    ops::spread_values(l, all, plan.rows, out);
-    return out;
-  });
+  return Moved(group_.all_gather(lane, values),
+               [&plan](Lane& l, const Tensor& all) { return values_at_experts(l, plan, all); });
 }
 
 Moved AllGatherExchange::collect_values(Lane& lane, const Plan& plan, const Tensor& y) const {

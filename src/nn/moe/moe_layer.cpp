@@ -3,22 +3,12 @@
 #include "ops/elementwise.hpp"
 
 namespace weft::nn {
-namespace {
-
-Tensor accumulated(Lane& lane, const Tensor& weights, DType of) {
-  const DType dtype = accumulator_of(of);
-  return weights.dtype() == dtype ? weights : ops::cast(lane, weights, dtype, "weights of experts");
-}
-
-}  // namespace
-
 Tensor MoeLayer::forward(Lane& lane, const Tensor& x, Microbatch& mb) const {
   const Tensor own = parts_.share->take(lane, x);
   const Router::Decision decision = parts_.router->forward(lane, own, mb);
   const auto plan = parts_.exchange->plan(lane, decision.routing.experts, parts_.router->capacity(mb));
   Moved tokens = parts_.exchange->spread(lane, *plan, own);
-  Moved weights =
-      parts_.exchange->spread_values(lane, *plan, accumulated(lane, decision.routing.probs, x.dtype()));
+  Moved weights = parts_.exchange->spread_values(lane, *plan, decision.routing.probs);
   Tensor a;
   if (parts_.shared != nullptr) a = parts_.shared->into(lane, x, mb);
   Moved back = [&] {

@@ -45,13 +45,15 @@ Router::Decision Router::forward(Lane& lane, const Tensor& x, Microbatch& mb) co
   const Tensor counted = mb.batch.counted.defined() ? share_.take(lane, mb.batch.counted) : Tensor();
   const Tensor bias = bias_ == nullptr ? Tensor() : as(lane, bias_->weight(), shape_.dtype, "router bias");
   const ops::Routing chosen = ops::route(lane, logits, bias, counted, shape_.options);
-  Decision decision{within_capacity(lane, chosen, mb), std::make_shared<Sums>()};
+  const ops::Routing kept = within_capacity(lane, chosen, mb);
+  Decision decision{{as(lane, kept.probs, accumulator_of(x.dtype()), "weights of experts"), kept.experts},
+                    std::make_shared<Sums>()};
   if (!mb.saved.keeps()) return decision;
   for (const Loss& loss : losses()) {
     const std::int64_t groups = loss.by_sequence ? mb.batch.tokens.dim(0) : 1;
     decision.sums->start(lane, microbatch_, ops::balance_sums(lane, logits, counted, groups, shape_.options));
   }
-  mb.saved.push(Saved{kept_input(own, weight_), logits, counted, chosen, decision.routing, decision.sums});
+  mb.saved.push(Saved{kept_input(own, weight_), logits, counted, chosen, kept, decision.sums});
   return decision;
 }
 

@@ -57,7 +57,7 @@ class Router {
     std::vector<Tensor> arrived_;
   };
   struct Decision {
-    ops::Routing routing;  // of this rank's n tokens
+    ops::Routing routing;  // of this rank's n tokens, weights in the accumulator type of x
     std::shared_ptr<Sums> sums;
   };
   // x [n, h]: this rank's tokens. The caller waits for the sums when it has nothing else to do.
