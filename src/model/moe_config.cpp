@@ -133,10 +133,7 @@ std::vector<std::string> problems_of(const MoeConfig& c, std::int64_t layers) {
     problems.push_back(fmt::format(format, std::forward<Args>(args)...));
   };
   if (c.num_experts == 0) {
-    if (c.expert_bias || c.shared_expert_size > 0) {
-      add("{} is given, but no --num-experts",
-          c.expert_bias ? "--moe-router-enable-expert-bias" : "--moe-shared-expert-intermediate-size");
-    }
+    if (c != MoeConfig{}) add("options of experts (--moe-...) are given, but --num-experts is 0");
     return problems;
   }
   if (c.num_experts < 1 || c.num_experts > 1 << 16) {

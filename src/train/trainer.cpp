@@ -282,13 +282,16 @@ void describe(const TrainConfig& config, const std::vector<MemoryPlan>& plans) {
              fmt::join(config.training.freeze, " "));
   }
   for (const std::string& note : notes_of_load(config)) log_info("{}", note);
-  log_info("{} rank{} (tp {}{}, pp {}, dp {}), micro batch {}, global batch {}, sequence {}",
+  const ExpertSizes experts = expert_sizes(config.parallel);
+  log_info("{} rank{} (tp {}{}, pp {}, dp {}{}), micro batch {}, global batch {}, sequence {}",
            world_size(config.parallel), world_size(config.parallel) == 1 ? "" : "s",
            config.parallel.tensor_model_parallel_size,
            config.parallel.context_parallel_size > 1
                ? fmt::format(", cp {}", config.parallel.context_parallel_size)
                : "",
            config.parallel.pipeline_model_parallel_size, data_parallel_size(config.parallel),
+           config.model.moe.num_experts > 0 ? fmt::format("; experts: ep {}, etp {}", experts.ep, experts.etp)
+                                            : "",
            config.training.micro_batch_size, config.training.global_batch_size, config.data.seq_length);
   if (config.parallel.pipeline_model_parallel_size > 1)
     log_info("{}", to_string(split_stages(stage_split(config))));

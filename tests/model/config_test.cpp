@@ -224,6 +224,8 @@ TEST(MoeConfig, ProblemsNameOptionsAndNumbers) {
     return problems.empty() ? std::string() : problems.front();
   };
   EXPECT_EQ(first([](MoeConfig&) {}), "");
+  EXPECT_NE(first([](MoeConfig& c) { c.num_experts = 0, c.aux_loss_coeff = 0.1; }).find("--num-experts is 0"),
+            std::string::npos);
   EXPECT_EQ(first([](MoeConfig& c) { c.topk = 9; }), "--moe-router-topk 9 must be from 1 to --num-experts 8");
   EXPECT_NE(first([](MoeConfig& c) {
               c.num_groups = 3;
