@@ -509,6 +509,11 @@ std::int64_t parameter_count(const ModelConfig& config) {
   return count;
 }
 
+std::int64_t expert_parameter_count(const ModelConfig& config) {
+  const ModelConfig c = resolved(config);
+  return matrix_weights(c, c.moe.num_experts) - matrix_weights(c, 0);
+}
+
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length) {
   const ModelConfig c = resolved(config);
   const auto weights = static_cast<double>(matrix_weights(c, c.moe.topk)) +

@@ -89,6 +89,8 @@ ModelConfig model_config_from_json(const std::string& text);
 // products (a tied embedding once; of experts those that one token uses), A = heads · head size (of latent
 // attention the mean of a query's and a value's), causal attention not halved.
 std::int64_t parameter_count(const ModelConfig& config);
+// Of them those of experts.
+std::int64_t expert_parameter_count(const ModelConfig& config);
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length);
 
 }  // namespace weft

@@ -175,9 +175,17 @@ void rehearse(Engine& engine, const Groups& groups, StepClock* clock, std::int64
   }
 }
 
-// Ranks that hold the same weights: data- and context-parallel ones.
-std::int64_t replicas(const ParallelConfig& parallel) {
+// Ranks that hold the same weights: data- and context-parallel ones, or those with the same experts.
+std::int64_t replicas(const ParallelConfig& parallel, bool of_expert = false) {
+  if (of_expert) {
+    const ExpertSizes sizes = expert_sizes(parallel);
+    return world_size(parallel) / parallel.pipeline_model_parallel_size / (sizes.ep * sizes.etp);
+  }
   return std::max<std::int64_t>(data_parallel_size(parallel), 1) * parallel.context_parallel_size;
+}
+
+std::int64_t bytes_of_weight(const TrainingConfig& t) {
+  return t.bf16 || t.fp16 ? 2 : t.fp64 ? 8 : 4;
 }
 
 }  // namespace
@@ -194,7 +202,16 @@ Traffic bytes_sent(const Groups& groups) {
                {"embedding", bytes_of(groups.embedding())},
                {"kv_replicas", bytes_of(groups.kv_replicas())},
                {"model", groups.model().bytes_sent()},
+               {"tokens to experts", 0},
+               {"edp", 0},
+               {"routers", 0},
                {"world", groups.world().bytes_sent()}};
+  if (const ExpertGroups* experts = groups.experts(); experts != nullptr) {
+    sent["tokens to experts"] = experts->etp_ep->bytes_sent();
+    sent["edp"] = experts->edp->bytes_sent();
+    sent["routers"] = experts->tp_cp->bytes_sent();
+    sent["model"] += experts->model->bytes_sent();
+  }
   const std::vector<Communicator*> channels = groups.channels();
   for (std::size_t i = 0; i < channels.size(); ++i) {
     if (channels[i] == nullptr) continue;
@@ -256,15 +273,15 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
 
 std::int64_t bytes_of_frozen_parameter(const TrainConfig& config) {
   const TrainingConfig& t = config.training;
-  return replicas(config.parallel) * (t.bf16 || t.fp16 ? 2 : t.fp64 ? 8 : 4);
+  return replicas(config.parallel) * bytes_of_weight(t);
 }
 
-std::int64_t bytes_of_parameter(const TrainConfig& config) {
+std::int64_t bytes_of_parameter(const TrainConfig& config, bool of_expert) {
   const TrainingConfig& t = config.training;
   const OptimizerConfig& o = config.optimizer;
-  const std::int64_t copies = replicas(config.parallel);
+  const std::int64_t copies = replicas(config.parallel, of_expert);
   const bool cut = config.parallel.use_distributed_optimizer && copies > 1;
-  const std::int64_t full = t.fp64 ? 8 : 4, weight = bytes_of_frozen_parameter(config) / copies;
+  const std::int64_t full = t.fp64 ? 8 : 4, weight = bytes_of_weight(t);
   // A master weight where the weight is something else, or lies in another order.
   const std::int64_t master = weight == full && !cut ? 0 : full;
   const std::int64_t states = o.optimizer == OptimizerConfig::Kind::kAdam ? 2 : o.sgd_momentum != 0 ? 1 : 0;
@@ -279,9 +296,12 @@ void check_memory(const TrainConfig& config, std::int64_t ranks) {
   const double here = static_cast<double>(ranks) / static_cast<double>(world_size(config.parallel));
   const std::int64_t frozen = frozen_parameters(model, config.training.freeze),
                      of_frozen = bytes_of_frozen_parameter(config);
-  const double needed = (static_cast<double>(count - frozen) * static_cast<double>(bytes) +
-                         static_cast<double>(frozen) * static_cast<double>(of_frozen)) *
-                        here;
+  const std::int64_t experts = std::min(expert_parameter_count(model), count - frozen);
+  const double needed =
+      (static_cast<double>(count - frozen - experts) * static_cast<double>(bytes) +
+       static_cast<double>(experts) * static_cast<double>(bytes_of_parameter(config, true)) +
+       static_cast<double>(frozen) * static_cast<double>(of_frozen)) *
+      here;
   const auto available = static_cast<double>(available_memory());
   if (needed <= available) return;
   const double layers =

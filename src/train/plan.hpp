@@ -22,8 +22,9 @@ struct MemoryPlan {
 };
 
 // Bytes that a rank has sent, by what carries them: "tp", "dp", "pp activations", "pp gradients",
-// "embedding", "kv_replicas", and of a few numbers a step "model" and "world". Counted as
-// Communicator::bytes_sent() counts.
+// "embedding", "kv_replicas", "tokens to experts", "edp" (gradients of experts), and of a few numbers a step
+// "routers", "model" and "world". Counted as Communicator::bytes_sent() counts. Planned all-to-alls take
+// tokens to all experts alike.
 using Traffic = std::map<std::string, std::uint64_t>;
 Traffic bytes_sent(const Groups& groups);
 std::uint64_t total(const Traffic& traffic);
@@ -53,8 +54,9 @@ void check_memory(const std::vector<MemoryPlan>& plans, std::int64_t ranks, std:
 // The same before anything is built, by the weights, gradients and optimizer states alone: a slip in a number
 // must not take minutes to find. `ranks`: of the world, those on this machine.
 void check_memory(const TrainConfig& config, std::int64_t ranks);
-// Of those, the bytes of one parameter on all data- and context-parallel ranks together.
-std::int64_t bytes_of_parameter(const TrainConfig& config);
+// Of those, the bytes of one parameter on all data- and context-parallel ranks together; of an expert's, on
+// all ranks that hold it.
+std::int64_t bytes_of_parameter(const TrainConfig& config, bool of_expert = false);
 // Of one that is frozen: its weight alone.
 std::int64_t bytes_of_frozen_parameter(const TrainConfig& config);
 

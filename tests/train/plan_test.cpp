@@ -44,6 +44,8 @@ ModelConfig model_of(const LayoutCase& layout) {
   c.make_vocab_size_divisible_by = 4;
   c.sliding_window = layout.window;
   c.qk_layernorm = layout.head_norms;
+  if (!layout.moe.empty()) c.moe = layout.moe.front();
+  if (layout.gathers_tokens) c.moe.dispatcher = TokenDispatcher::kAllGather;
   if (layout.model == "llama") {
     c.num_query_groups = layout.groups;
     if (layout.latent) {
@@ -147,6 +149,8 @@ TEST_P(PlanOfLayout, IsWhatEveryRankNeedsAndSends) {
         // Gradients of parameters that several ranks hold: other data-parallel ranks own other slices.
         for (const char* name : {"tp", "embedding", "kv_replicas"}) expected[name] = step.at(name);
       }
+      // Where tokens go is not known before.
+      if (options.layout.experts) expected["tokens to experts"] = step.at("tokens to experts");
       EXPECT_EQ(step, expected) << GetParam().name() << ": " << mesh.describe(static_cast<int>(rank));
     }
   }
@@ -156,6 +160,8 @@ TEST_P(PlanOfLayout, IsWhatEveryRankNeedsAndSends) {
 
 std::vector<PlanCase> cases() {
   const LayoutCase zero1{.model = "llama", .dp = 2, .distributed = true};
+  const std::vector<MoeConfig> experts{
+      {.num_experts = 4, .ffn_hidden_size = 24, .aux_loss_coeff = 0.01, .shared_expert_size = 24}};
   return {
       {{.model = "gpt2"}, 5},
       {{.model = "llama", .schedule = Schedule::kGpipe}, 5},
@@ -186,6 +192,12 @@ std::vector<PlanCase> cases() {
       {{.model = "llama", .pp = 2, .cp = 2, .distributed = true, .cp_methods = {"a2a"}}, 3},
       {{.model = "gpt2", .cp = 4, .cp_methods = {"a2a+p2p"}, .head_exchange = 2}, 2},
       {{.model = "gpt2", .cp = 8}, 2},
+      {{.model = "llama", .moe = experts}, 3},
+      {{.model = "llama", .dp = 2, .moe = experts, .ep = 2}, 3},
+      {{.model = "llama", .dp = 4, .distributed = true, .dtype = DType::kBF16, .moe = experts, .ep = 4}, 2},
+      {{.model = "llama", .tp = 2, .sequence_parallel = true, .moe = experts, .ep = 2, .etp = 1}, 2},
+      {{.model = "llama", .tp = 2, .moe = experts, .gathers_tokens = true}, 2},
+      {{.model = "llama", .tp = 2, .pp = 2, .dp = 2, .moe = experts, .ep = 2, .etp = 2}, 4},
       {{.model = "llama", .cp = 6, .window = 3}, 2},
       {{.model = "llama", .cp = 6, .order = ParallelConfig::SequenceOrder::kContiguous, .window = 5}, 2},
       {{.model = "gpt2", .cp = 5, .cp_methods = {"all_gather"}}, 2},
@@ -354,6 +366,32 @@ TEST(Plan, OptimizerStatesFallWithTheDataParallelRanks) {
     EXPECT_GE(whole.optimizer, 12 * parameters) << dp;
     if (dp > 64) continue;  // 5 % for the padding of a small model
     EXPECT_LE(static_cast<double>(whole.optimizer), 12 * 1.05 * static_cast<double>(parameters)) << dp;
+  }
+}
+
+// Spread over ranks, experts are held by fewer of them.
+TEST(Plan, BytesOfExpertsAreThePlans) {
+  for (const auto& [ep, etp] : {std::pair{1, 1}, {2, 1}, {4, 1}, {2, 2}}) {
+    for (const bool distributed : {false, true}) {
+      TrainConfig config;
+      config.model = model_of({.model = "llama"});
+      config.model.moe = {.num_experts = 8, .ffn_hidden_size = 96};
+      config.data.seq_length = kSequence;
+      config.parallel.ranks = 4;
+      config.parallel.expert_model_parallel_size = ep;
+      config.parallel.expert_tensor_parallel_size = etp;
+      config.parallel.use_distributed_optimizer = distributed;
+      config = resolved(config);
+      const MemoryPlan plan = plan_training(EngineOptions::from(config), 1, false, 1).front();
+      const std::int64_t experts = expert_parameter_count(config.model);
+      EXPECT_EQ(experts, 4 * 8 * 3 * 48 * 96);
+      const auto said =
+          static_cast<double>(bytes_of_parameter(config) * (parameter_count(config.model) - experts) +
+                              bytes_of_parameter(config, true) * experts);
+      const auto planned = static_cast<double>(4 * (plan.weights + plan.gradients + plan.optimizer));
+      EXPECT_GE(planned, said) << ep << etp << distributed;
+      EXPECT_LE(planned, 1.05 * said) << ep << etp << distributed;
+    }
   }
 }
 
